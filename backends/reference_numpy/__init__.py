@@ -1,0 +1,1 @@
+"""The NumPy backend: the readable oracle, and the default where there is no accelerator."""

@@ -1,0 +1,71 @@
+"""Where a named model comes from (docs/spec/clients.md 1.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+from mlxcel.core.named import load_target
+
+
+class Progress(Protocol):
+    """Told about work that takes time. Implementations draw; they never raise. All phases come one after another."""
+
+    def start(self, phase: str, total: int | None, unit: str) -> None:
+        """A phase begins: "download" (bytes), "verify" (bytes), "load" (tensors), "prefill" (tokens). One at a time."""
+        ...
+
+    def advance(self, done: int) -> None:
+        """So much of `total` is done in all (absolute, not a difference)."""
+        ...
+
+    def finish(self) -> None:
+        """The phase is over; harmless when none runs."""
+        ...
+
+
+@attrs.frozen
+class ModelFile:
+    """A file of a model in the store: its name there and the SHA-256 it must have."""
+
+    name: str
+    sha256: str
+
+
+Fetch = Callable[[Path, Progress], None]
+
+
+@attrs.frozen
+class ModelSource:
+    """A model that can be had by name.
+
+    `fetch` is a lazy "module:function" `(target: Path, progress: Progress) -> None` that puts the named files, and the
+    licence, into the empty folder `target` on the store's disk, or raises DownloadError. The store verifies the hashes.
+    """
+
+    name: str
+    summary: str
+    bytes: int  # what goes over the network
+    license: str  # SPDX id
+    files: tuple[ModelFile, ...]
+    fetch: str
+
+    def load_fetch(self) -> Fetch:
+        fetch: Fetch = load_target(self.fetch)
+        return fetch
+
+
+class NoProgress:
+    """Draws nothing."""
+
+    def start(self, phase: str, total: int | None, unit: str) -> None:
+        """Nothing."""
+
+    def advance(self, done: int) -> None:
+        """Nothing."""
+
+    def finish(self) -> None:
+        """Nothing."""
