@@ -1,0 +1,111 @@
+"""What a backend offers. It alone holds device arrays; the engine hands it plain records."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+import attrs
+import numpy as np
+
+from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.family import ModelFamily
+from mlxcel.core.kv import KVSpec
+from mlxcel.core.named import Named, load_target
+from mlxcel.core.plan import StepPlan, StepResult
+from mlxcel.core.request import SequenceSpec
+from mlxcel.core.sampling import Sampler
+from mlxcel.core.source import Progress
+
+Level = Literal["R0", "R1", "R2"]
+"""How far the promise of row invariance holds (docs/design.md 1)."""
+
+
+@attrs.frozen
+class Probe:
+    """Whether a backend can run here, and why; `devices` names what it would run on, best first."""
+
+    available: bool
+    reason: str
+    devices: tuple[str, ...] = ()
+
+
+@attrs.frozen
+class BackendSpec(Named):
+    """A backend by name. `load()` gives its class, called with `device`, `dtype` and `deterministic` by keyword.
+
+    `probe_target` is a lazy "module:function" `() -> Probe` that imports nothing heavy. Without `--backend` the available
+    one of highest priority is taken.
+    """
+
+    priority: int = attrs.field(kw_only=True)
+    probe_target: str = attrs.field(kw_only=True)
+
+    def probe(self) -> Probe:
+        found: Probe = load_target(self.probe_target)()
+        return found
+
+
+@attrs.frozen
+class BackendCaps:
+    """What planning may rely on."""
+
+    level: Level
+    platform: str  # "cpu", "cuda"
+    device: str  # for people
+    dtype: str  # compute type: "float32"
+    page_sizes: tuple[int, ...]  # divisors of 128, the preferred one first
+    run_ahead: bool  # a second step may be submitted before the first is read
+    mixed_steps: bool  # decode rows and pieces in one step, with the bits of separate steps
+    prefill_widths: tuple[int, ...] = ()  # padded widths at R0; () pads nothing
+    r1_tokens: int = 0  # the one width of a piece at R1
+    r1_rows: int = 0  # the one width of a decode step at R1
+
+
+class Backend(Protocol):
+    """One model on one device. Every method but `read` may raise BackendFault or an error of its own, which the engine
+    turns into one; none may be called from outside the engine once it is open."""
+
+    @property
+    def caps(self) -> BackendCaps: ...
+
+    def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
+        """Read every weight of the family's schema, once. CheckpointError names what is missing or of another shape."""
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as they are held."""
+        ...
+
+    def start(self, *, kv_spec: KVSpec, pages: int, page_size: int, slots: int, sampler: Sampler) -> None:
+        """Make the KV arrays, zeroed, and fix the sampler that `submit` runs. Called once, after `load`."""
+        ...
+
+    def open(self, slot: int, spec: SequenceSpec) -> None:
+        """Prepare state that a row owns on the device."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """The row of this slot is gone."""
+        ...
+
+    def submit(self, plan: StepPlan) -> Any:
+        """Start a step. Returns a handle for `read`."""
+        ...
+
+    def read(self, handle: Any) -> StepResult:
+        """Wait for a step. BackendFault, with `kv_intact`, when it failed."""
+        ...
+
+    def carry(self, slot: int, token: int) -> None:
+        """Host state is the truth: make `token` the slot's last token (spec E12)."""
+        ...
+
+    def close(self) -> None:
+        """Free device memory; harmless when called again."""
+        ...
+
+
+def empty_result() -> StepResult:
+    """The result of a step in which no row draws."""
+    return StepResult(tokens=np.zeros(0, np.int32), status=np.zeros(0, np.int32))

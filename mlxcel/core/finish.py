@@ -1,0 +1,56 @@
+"""How a row ends: the records of an ending, and the protocol of a plugin's finish step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+
+from mlxcel.core.request import SequenceSpec
+
+
+@attrs.frozen
+class Ending:
+    """Why a row ended: a cause of docs/spec/engine.md 5.1 or a plugin's registered name, and its detail."""
+
+    cause: str
+    detail: Any = None
+
+
+@attrs.frozen
+class Resolution:
+    """What the finish step made of one drawn token."""
+
+    appended: bool
+    text: str  # released by this token; with an ending, the tail as well
+    ending: Ending | None
+
+
+class FinishStep(Protocol):
+    """A plugin's rule, run after `context` and before `loop`, in registered order; its cause is its registered name."""
+
+    def open(self, spec: SequenceSpec) -> Any:
+        """A row's state."""
+        ...
+
+    def check(self, state: Any, output: Sequence[int], text: str) -> Any | None:
+        """Called with the ids appended so far, the newest last, and the text the newest one released. None goes on;
+        anything else ends the row and is the ending's detail."""
+        ...
+
+
+class Finish(Protocol):
+    """The one finish step of an engine: called for the first token and every later one."""
+
+    def open(self, spec: SequenceSpec, *, max_new: int, context: int) -> Any:
+        """A row's state; `max_new` and `context` are its bounds (spec F4, F5)."""
+        ...
+
+    def resolve(self, state: Any, token: int) -> Resolution:
+        """Append or not, cause or none (spec 5.1). Raising fails the row alone."""
+        ...
+
+    def flush(self, state: Any) -> str:
+        """The tail of a row that is ended from outside."""
+        ...

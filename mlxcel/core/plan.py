@@ -1,0 +1,202 @@
+"""Work as plain data: how a prompt is cut into pieces, and what one forward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+CARRY = -1
+"""A token id in StepPlan.token_ids: the device's own last drawn token of that row's slot."""
+
+
+def id_bytes(ids: np.ndarray) -> bytes:
+    """Token ids [P] as little-endian int32: hashable, and compared without a Python loop."""
+    return np.ascontiguousarray(ids, dtype="<i4").tobytes()
+
+
+@attrs.frozen
+class Span:
+    """Positions [start, end) of a prompt, run as one forward of `width` tokens (padding behind the real ones)."""
+
+    start: int
+    end: int
+    width: int
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
+
+    @property
+    def pad(self) -> int:
+        return self.width - self.length
+
+
+@attrs.frozen
+class PrefillPlan:
+    """A prompt cut into pieces: a pure, hashable value (spec 3.1).
+
+    `ids` is id_bytes of the P tokens the plan was built for; `start` the adopted length A'; pieces tile [A', P).
+    `boundary` is the history boundary that was cut at, or None. `level` is the level in force.
+    """
+
+    ids: bytes
+    start: int
+    pieces: tuple[Span, ...]
+    level: str
+    draw: bool = True
+    boundary: int | None = None
+    adopted_prefilled: bool = True
+
+    @property
+    def length(self) -> int:
+        """P."""
+        return len(self.ids) // 4
+
+    def token_ids(self, index: int) -> np.ndarray:
+        """int32 ids of piece `index`."""
+        span = self.pieces[index]
+        return np.frombuffer(self.ids, dtype="<i4")[span.start : span.end]
+
+    def piece_at(self, offset: int) -> int:
+        """Index of the piece that holds position `offset`. IndexError outside [start, P)."""
+        for index, span in enumerate(self.pieces):
+            if span.start <= offset < span.end:
+                return index
+        raise IndexError(f"position {offset} is outside [{self.start}, {self.length})")
+
+    def is_terminal(self, index: int) -> bool:
+        return index == len(self.pieces) - 1
+
+    def ends_at_boundary(self, index: int) -> bool:
+        return self.boundary is not None and self.pieces[index].end == self.boundary
+
+    def trim_after(self, index: int) -> int:
+        """Positions of padding behind piece `index` that must never be read."""
+        return self.pieces[index].pad
+
+    def tokens_left(self, offset: int) -> int:
+        """Prompt tokens at or behind `offset`."""
+        return max(0, self.length - max(offset, self.start))
+
+    def reproduces(self, cold: PrefillPlan) -> bool:
+        """Whether this plan, on its adopted prefix, computes the bits that `cold` computes from nothing (spec P7)."""
+        if self.ids != cold.ids:
+            return False
+        if self.level == "R2":
+            return True
+        cuts = {cold.start, *(span.end for span in cold.pieces)}
+        tail = cold.pieces[len(cold.pieces) - len(self.pieces) :]
+        return self.start in cuts and self.pieces == tail and self.adopted_prefilled
+
+
+@attrs.frozen
+class Decode:
+    """A part of a step: feed one token of a row."""
+
+    sequence_id: int
+
+
+@attrs.frozen
+class Piece:
+    """A part of a step: feed piece `index` of a plan to a row."""
+
+    sequence_id: int
+    plan: PrefillPlan
+    index: int
+
+
+Part = Decode | Piece
+
+
+@attrs.frozen(eq=False)
+class SamplingArrays:
+    """Sampling of the R drawing rows of a step, packed by a sampler for its own `draw`.
+
+    `stages` and `top_logprobs` are static (they may choose an executable); `params` are [R, …] arrays and never do.
+    """
+
+    stages: tuple[str, ...]
+    params: Mapping[str, np.ndarray]
+    top_logprobs: int | None = None
+
+
+@attrs.frozen(eq=False)
+class StepPlan:
+    """One forward, as data: T tokens of S rows, R of which draw, at most P pages a row."""
+
+    token_ids: np.ndarray  # [T] int32, or CARRY
+    positions: np.ndarray  # [T] int32, absolute
+    query_start: np.ndarray  # [S+1] int32, row s owns tokens query_start[s]:query_start[s+1]
+    seq_lens: np.ndarray  # [S] int32, positions in KV once this step has run
+    page_tables: np.ndarray  # [S, P] int32, -1 behind a row's last page
+    slots: np.ndarray  # [S] int32, where the backend carries the row's last token
+    sequence_ids: np.ndarray  # [S] int64
+    logits_rows: np.ndarray  # [R] int32, indices into the T tokens
+    draw_rows: np.ndarray  # [R] int32, indices into the S rows
+    sampling: SamplingArrays
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.seq_lens)
+
+
+@attrs.frozen(eq=False)
+class StepResult:
+    """What the host reads of a step, rows in the order of StepPlan.draw_rows."""
+
+    tokens: np.ndarray  # [R] int32; -1 where status is not 0
+    status: np.ndarray  # [R] int32; 0 fine, 1 NaN or +inf, 2 nothing allowed
+    logprobs: np.ndarray | None = None  # [R] float32, of the drawn token
+    top_ids: np.ndarray | None = None  # [R, n] int32, by (value descending, id ascending)
+    top_logprobs: np.ndarray | None = None  # [R, n] float32
+    routes: Mapping[str, int] = attrs.field(factory=dict)  # layer calls by attention route
+
+
+@attrs.frozen
+class Ticket:
+    """A step that was submitted and not collected."""
+
+    number: int
+    parts: tuple[Part, ...]
+
+
+@attrs.frozen
+class TokenLogprobs:
+    """Raw log-probabilities of one drawn token: its own, and the n best (id, value), best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@attrs.frozen
+class RowOutcome:
+    """What one part of a step did to its row. `error` and `cause` exclude each other (spec E10)."""
+
+    sequence_id: int
+    token: int | None = None
+    appended: bool = False
+    text: str = ""  # what this token let go of, the tail included when the row ended
+    cause: str | None = None
+    detail: Any = None  # with the cause: the stop id, a plugin's own value
+    error: Exception | None = None
+    logprobs: TokenLogprobs | None = None
+
+
+@attrs.frozen
+class StepReport:
+    """A step as it was executed, for observers."""
+
+    number: int
+    parts: tuple[Part, ...]
+    outcomes: tuple[RowOutcome, ...]
+    tokens: int  # T
+    routes: Mapping[str, int]
+    error: Exception | None = None

@@ -1,0 +1,77 @@
+"""The one mutable record of the engine: a row."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mlxcel.core.finish import Ending
+from mlxcel.core.request import SequenceSpec
+
+
+class SequenceState(StrEnum):
+    """docs/spec/engine.md 1.1. A closed row is forgotten, so CLOSED has no record."""
+
+    OPEN = "open"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@attrs.define(eq=False)
+class Sequence:
+    """A row. Two numbers never mix: positions stored in KV, and tokens produced."""
+
+    id: int
+    spec: SequenceSpec
+    slot: int
+    max_new: int  # most output tokens
+    context: int  # N
+    sampler_state: Any
+    finish_state: Any
+    state: SequenceState = SequenceState.OPEN
+    output: list[int] = attrs.field(factory=list)
+    stored: int = 0  # positions whose KV is valid and confirmed
+    in_flight: int = 0  # parts submitted and not collected
+    fed: int = 0  # tokens in these parts
+    drawing: int = 0  # how many of these parts draw
+    ending: Ending | None = None
+    error: Exception | None = None
+    closing: bool = False  # close() was called with a step in flight
+
+    @property
+    def prompt_length(self) -> int:
+        """P."""
+        return len(self.spec.prompt_ids)
+
+    @property
+    def length(self) -> int:
+        """P + G: positions of the prompt and the output together."""
+        return self.prompt_length + len(self.output)
+
+    def tokens(self, start: int, end: int) -> np.ndarray:
+        """int32 ids of prompt ++ output at positions [start, end)."""
+        head = self.spec.prompt_ids[start:end]
+        tail = self.output[max(0, start - self.prompt_length) : max(0, end - self.prompt_length)]
+        return np.concatenate([head, np.asarray(tail, np.int32)]) if tail else np.asarray(head, np.int32)
+
+
+@attrs.frozen
+class SequenceView:
+    """A row as others may see it."""
+
+    id: int
+    state: SequenceState
+    prompt_tokens: int
+    output: tuple[int, ...]
+    stored: int
+    in_flight: int
+    max_new: int
+    context: int
+    ending: Ending | None
+    error: Exception | None
