@@ -25,9 +25,9 @@ CHATML = (
 )
 
 FIRST_MERGES = (
-    ("Ġ t", "h e", "i n", "Ġ a", "r e", "o n", "Ġt he", "e r", "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s")
-    + ("a n", "o r", "e s", "Ġ b", "e d", "Ġ f", "in g", "Ġ p", "o u", "Ġa n", "a l", "a r", "Ġt o", "Ġ m", "Ġo f")
-    + ("Ġ in", "Ġ d", "Ġ h", "Ġan d", "i c", "Ġ l", "l e", "Ġ n", "o m")
+    *("Ġ t", "h e", "i n", "Ġ a", "r e", "o n", "Ġt he", "e r", "Ġ s", "a t", "Ġ w", "Ġ o", "e n", "Ġ c", "i t", "i s"),
+    *("a n", "o r", "e s", "Ġ b", "e d", "Ġ f", "in g", "Ġ p", "o u", "Ġa n", "a l", "a r", "Ġt o", "Ġ m", "Ġo f"),
+    *("Ġ in", "Ġ d", "Ġ h", "Ġan d", "i c", "Ġ l", "l e", "Ġ n", "o m"),
 )
 
 
