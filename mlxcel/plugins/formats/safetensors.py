@@ -1,0 +1,143 @@
+"""A folder as Hugging Face holds it: config.json, safetensors shards, tokenizer and template files.
+
+Pickled weights are refused by name and never opened: reading a pickle runs code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from mlxcel.core.checkpoint import TensorInfo
+from mlxcel.errors import CheckpointError
+from mlxcel.plugins.formats.detect import PICKLE_SUFFIXES
+from mlxcel.plugins.formats.floats import dominant_type
+from mlxcel.plugins.formats.json_file import MAX_BYTES, read_json_object
+from mlxcel.plugins.formats.shard_index import choose_shards
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mlxcel.plugins.formats.safetensors_shard import Shard
+
+JSON_ASSETS: Final = (
+    "tokenizer_config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "chat_template.json",
+)
+
+
+class SafetensorsCheckpoint:
+    """A `Checkpoint` over the safetensors shards of a folder; F32, F16 and BF16 tensors can be read.
+
+    Which files count: an index whose every tensor is where it says is obeyed and other files are ignored; without such
+    an index all `*.safetensors` of the folder are taken together, and a tensor that lies in two of them is an error.
+    Raises CheckpointError for a missing or damaged config.json, a damaged or missing shard, and pickled weights.
+    """
+
+    format = "safetensors"
+    naming = "hf"
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        refuse_single_file(path)
+        shards = sorted(path.glob("*.safetensors"))
+        if not shards:
+            refuse_without_shards(path)
+        self.config: Mapping[str, Any] = MappingProxyType(read_config(path))
+        model_type = self.config.get("model_type")
+        if not isinstance(model_type, str) or not model_type:
+            raise CheckpointError(
+                f"{path / 'config.json'}: model_type is {model_type!r}, it must name the model's family",
+                hint="take the config.json that belongs to the weights",
+            )
+        self.architecture: str = model_type
+        refuse_quantised(path, self.config)
+        self._shards: dict[str, Shard] | None = choose_shards(path, shards)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: shard.tensors[name] for name, shard in self._shards.items()}
+        )
+        self.assets: Mapping[str, Any] = MappingProxyType(read_assets(path))
+
+    @property
+    def quantisation(self) -> str:
+        return dominant_type(self.tensors)
+
+    def read(self, name: str, out: np.ndarray | None = None) -> np.ndarray:
+        if self._shards is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._shards[name].read(name, out)
+
+    def close(self) -> None:
+        self._shards = None  # each map goes with its last view
+
+
+def refuse_single_file(path: Path) -> None:
+    """A weight file given in place of its folder."""
+    if not path.is_file():
+        return
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        refuse_pickles(path.parent, [path.name])
+    raise CheckpointError(
+        f"{path} is one file of a checkpoint, its config.json and tokenizer are needed too",
+        hint=f"give the folder instead: {path.parent}",
+    )
+
+
+def refuse_without_shards(path: Path) -> None:
+    pickles = sorted(child.name for child in path.iterdir() if child.suffix.lower() in PICKLE_SUFFIXES)
+    if pickles:
+        refuse_pickles(path, pickles)
+    raise CheckpointError(
+        f"{path} holds no *.safetensors file",
+        hint="download the weights into this folder, or give a .gguf file",
+    )
+
+
+def refuse_pickles(folder: Path, names: list[str]) -> None:
+    shown = ", ".join(names[:4]) + (" ..." if len(names) > 4 else "")
+    raise CheckpointError(
+        f"{folder} holds pickled weights only ({shown}), which are never opened: reading a pickle runs code",
+        hint="convert them where you trust them: load the state dict with torch.load(..., weights_only=True), then "
+        "safetensors.torch.save_file; or take a repository with .safetensors or .gguf files",
+    )
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    if not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"{path} has weights and no config.json",
+            hint="download the config.json that belongs to the weights into the same folder",
+        )
+    return read_json_object(path / "config.json")
+
+
+def refuse_quantised(path: Path, config: Mapping[str, Any]) -> None:
+    """Packed integers would look like weights of odd shapes to everything behind this reader."""
+    for key in ("quantization_config", "quantization"):
+        settings = config.get(key)
+        if settings:
+            method = settings.get("quant_method", settings) if isinstance(settings, dict) else settings
+            raise CheckpointError(
+                f"{path / 'config.json'}: the weights are quantised ({key}: {str(method)[:80]}), which is not read",
+                hint="take the float checkpoint, or a GGUF in Q8_0, Q4_0 or Q4_1",
+            )
+
+
+def read_assets(path: Path) -> dict[str, Any]:
+    """Everything beside the weights, under the keys of `Checkpoint.assets`."""
+    assets: dict[str, Any] = {name: read_json_object(path / name) for name in JSON_ASSETS if (path / name).is_file()}
+    if (path / "tokenizer.json").is_file():
+        assets["tokenizer.json"] = path / "tokenizer.json"
+    template = path / "chat_template.jinja"
+    if template.is_file():
+        if template.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{template} has {template.stat().st_size} bytes, at most {MAX_BYTES} are taken")
+        try:
+            assets["chat_template.jinja"] = template.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{template} is not UTF-8: {error.reason} at byte {error.start}") from error
+    return assets
