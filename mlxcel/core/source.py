@@ -15,7 +15,8 @@ class Progress(Protocol):
     """Told about work that takes time. Implementations draw; they never raise. All phases come one after another."""
 
     def start(self, phase: str, total: int | None, unit: str) -> None:
-        """A phase begins: "download" (bytes), "verify" (bytes), "load" (tensors), "prefill" (tokens). One at a time."""
+        """A phase begins, one at a time: "download" and "verify" (bytes), "wait" (for another process, no total), "load"
+        (tensors), "prefill" (tokens)."""
         ...
 
     def advance(self, done: int) -> None:
