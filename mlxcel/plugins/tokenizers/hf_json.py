@@ -1,0 +1,110 @@
+"""tokenizer.json as it is, by the `tokenizers` library; what it does not say comes from the files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import tokenizers
+
+from mlxcel.errors import CheckpointError
+from mlxcel.plugins.tokenizers.end_of_turn import end_roles
+from mlxcel.plugins.tokenizers.library import LibraryTokenizer, spellings_by_id
+from mlxcel.plugins.tokenizers.pieces import decoder_pieces
+
+if TYPE_CHECKING:
+    from mlxcel.core.checkpoint import Checkpoint
+
+MAX_BYTES: Final = 1 << 28  # the largest known, of 262,144 tokens, has about 2**25
+ROLES: Final = ("bos", "eos", "unk", "pad")
+
+
+def load(checkpoint: Checkpoint) -> LibraryTokenizer:
+    """The tokenizer of a checkpoint whose assets have "tokenizer.json". Raises CheckpointError when it is damaged.
+
+    Roles: tokenizer_config.json, then special_tokens_map.json; an id of generation_config.json fills a role that both
+    leave open, and is then no end of the tokenizer's own. `add_bos_token` and `add_eos_token` of tokenizer_config.json
+    are obeyed where they are true or false, else the post-processor of tokenizer.json decides.
+    """
+    library = read_library(checkpoint)
+    settings = checkpoint.assets.get("tokenizer_config.json", {})
+    spelled = role_spellings(settings, checkpoint.assets.get("special_tokens_map.json", {}))
+    added = library.get_added_tokens_decoder()
+    own = {role: index for role, spelling in spelled.items() if (index := library.token_to_id(spelling)) is not None}
+    plain = [spelled[role] for role, index in own.items() if index not in added]
+    if plain:  # a role makes an ordinary entry of the vocabulary a special token
+        library.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in plain])
+    tokens = spellings_by_id(library)
+    special = {index for index, token in library.get_added_tokens_decoder().items() if token.special}
+    completed, ends = end_roles({tokens[index]: index for index in special}, own)
+    prefix, suffix = surrounding_ids(library)
+    return LibraryTokenizer(
+        library,
+        tokens=tokens,
+        special=special,
+        special_ids={**generation_roles(checkpoint, len(tokens)), **completed},
+        eos_ids=ends,
+        prefix=obeying(settings.get("add_bos_token"), completed.get("bos"), prefix, 0),
+        suffix=obeying(settings.get("add_eos_token"), completed.get("eos"), suffix, -1),
+        pieces=None if library.decoder is None else decoder_pieces(library.decoder.__getstate__(), tokens, added),
+    )
+
+
+def read_library(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    path = checkpoint.assets["tokenizer.json"]
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        raise CheckpointError(f"{path} has {size} bytes, at most {MAX_BYTES} are taken")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(
+            f"{path} cannot be read: {str(error)[:300]}", hint="the file is damaged or incomplete: download it again"
+        ) from error
+
+
+def role_spellings(*sources: Mapping[str, Any]) -> dict[str, str]:
+    """Role to spelling, the first source that says it wins. A value is a string or an object with "content"."""
+    spelled: dict[str, str] = {}
+    for source in reversed(sources):
+        for role in ROLES:
+            value = source.get(f"{role}_token")
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str) and text:
+                spelled[role] = text
+    return spelled
+
+
+def generation_roles(checkpoint: Checkpoint, size: int) -> dict[str, int]:
+    """bos, eos and pad of generation_config.json, the first id of a list, as far as they are in the vocabulary."""
+    settings = checkpoint.assets.get("generation_config.json", {})
+    roles: dict[str, int] = {}
+    for role in ("bos", "eos", "pad"):
+        value = settings.get(f"{role}_token_id")
+        first = value[0] if isinstance(value, list) and value else value
+        if type(first) is int and 0 <= first < size:
+            roles[role] = first
+    return roles
+
+
+def surrounding_ids(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """The ids that the post-processor puts in front of and behind a text."""
+    bare = library.encode("a", add_special_tokens=False).ids
+    full = library.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return full[:start], full[start + len(bare) :]
+    return [], []
+
+
+def obeying(wanted: Any, token_id: int | None, around: Sequence[int], place: int) -> list[int]:
+    """`around` with `token_id` at `place` (0 or -1) when `wanted` is true, without it there when it is false."""
+    ids = list(around)
+    has = bool(ids) and ids[place] == token_id
+    if token_id is None or not isinstance(wanted, bool) or wanted == has:
+        return ids
+    if has:
+        del ids[place]
+    else:
+        ids.insert(0 if place == 0 else len(ids), token_id)
+    return ids
