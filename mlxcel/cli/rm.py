@@ -31,7 +31,7 @@ def command(context: CliContext, *, names: tuple[str, ...], yes: bool) -> None:
                 f"{name!r} is not a name in the model store {store.root}", hint=near_names(name, sorted(stored))
             )
     if not yes:
-        if not sys.stdin.isatty():
+        if not _asks():
             raise UsageError("rm asks before it deletes, and stdin is not a terminal", hint="-y deletes without asking")
         size = format_bytes(sum(stored[name].size for name in names))
         if not click.confirm(f"delete {', '.join(names)} ({size})?", err=True):
@@ -39,3 +39,7 @@ def command(context: CliContext, *, names: tuple[str, ...], yes: bool) -> None:
             return
     for name in names:
         store.remove(name)
+
+
+def _asks() -> bool:
+    return sys.stdin.isatty()

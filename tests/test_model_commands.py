@@ -1,0 +1,151 @@
+"""`list`, `download` and `rm` (docs/spec/clients.md 1.8). Errors go through: the program prints them and exits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import attrs
+import pytest
+from click.testing import CliRunner, Result
+from source_doubles import GGUF, LICENCE, WEIGHTS, CountingFetch, Recorder, no_fetch, register
+
+import mlxcel.cli.download
+import mlxcel.cli.list
+import mlxcel.cli.rm
+from mlxcel.core.source import ModelSource
+from mlxcel.errors import UnknownModel, UsageError
+from mlxcel.store import ModelStore
+
+
+@attrs.define
+class Context:
+    """What the program hands to a command, as far as these commands look."""
+
+    store_root: Path
+    sources: Mapping[str, ModelSource]
+    offline: bool = False
+    told: Recorder = attrs.field(factory=Recorder)
+
+    @property
+    def config(self) -> Context:
+        return self
+
+    def plugins(self) -> Context:
+        return self
+
+    def model_sources(self) -> Mapping[str, ModelSource]:
+        return self.sources
+
+    def progress(self) -> Recorder:
+        return self.told
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
+    sources = {name: register(monkeypatch, CountingFetch(), name) for name in ("tiny", "other")}
+    return Context(tmp_path / "store", sources)
+
+
+def run(module: ModuleType, context: Context, *arguments: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(module.command, arguments, obj=context, catch_exceptions=False, input=answer)
+
+
+def test_download_prints_paths_alone(context: Context) -> None:
+    result = run(mlxcel.cli.download, context, "tiny", "other")
+    root = context.store_root
+    assert result.exit_code == 0
+    assert result.stdout == f"{root / 'tiny' / GGUF}\n{root / 'other' / GGUF}\n"
+    assert result.stderr == ""
+    assert context.told.names == ["verify", "verify"]
+
+
+def test_download_verifies_and_force_fetches(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(mlxcel.cli.download, context, "tiny")
+    counting = CountingFetch()
+    context.sources = {"tiny": register(monkeypatch, no_fetch)}
+    assert run(mlxcel.cli.download, context, "tiny").exit_code == 0
+    context.sources = {"tiny": register(monkeypatch, counting)}
+    assert run(mlxcel.cli.download, context, "tiny", "--force").exit_code == 0
+    assert counting.calls == 1
+    with pytest.raises(UnknownModel, match="'absent'"):
+        run(mlxcel.cli.download, context, "absent")
+    assert run(mlxcel.cli.download, context).exit_code == 2
+
+
+def test_list_shows_stored_models_and_registered_names(context: Context) -> None:
+    run(mlxcel.cli.download, context, "tiny")
+    header, tiny, other = run(mlxcel.cli.list, context).stdout.splitlines()
+    assert header.split() == ["NAME", "SIZE", "FORMAT", "QUANTISATION", "SOURCE", "FETCHED"]
+    assert tiny.split()[:6] == ["tiny", "307.2", "kB", "gguf", "Q4_1", "source_of_tiny:fetch"]
+    assert other.split() == ["other", "1.0", "kB", "gguf", "Q4_1", "source_of_other:fetch", "not", "fetched"]
+    assert header.index("SIZE") == tiny.index("307.2") == other.index("1.0 kB")
+
+
+def test_list_json(context: Context) -> None:
+    run(mlxcel.cli.download, context, "tiny")
+    tiny, other = json.loads(run(mlxcel.cli.list, context, "--json").stdout)
+    assert tiny["size"] == len(WEIGHTS) + len(LICENCE)
+    assert tiny["path"] == str(context.store_root / "tiny" / GGUF)
+    assert tiny["fetched"]
+    assert other == {
+        "name": "other",
+        "size": None,
+        "download_size": 1000,
+        "format": "gguf",
+        "quantisation": "Q4_1",
+        "source": "source_of_other:fetch",
+        "license": "MIT",
+        "fetched": None,
+        "path": None,
+        "damage": None,
+    }
+    (context.store_root / "tiny" / GGUF).unlink()
+    assert "No such file" in json.loads(run(mlxcel.cli.list, context, "--json").stdout)[0]["damage"]
+    assert run(mlxcel.cli.list, context).stdout.splitlines()[1].endswith("damaged")
+
+
+def test_list_of_nothing_is_a_header_or_an_empty_array(tmp_path: Path) -> None:
+    nothing = Context(tmp_path / "store", {})
+    assert len(run(mlxcel.cli.list, nothing).stdout.splitlines()) == 1
+    assert json.loads(run(mlxcel.cli.list, nothing, "--json").stdout) == []
+
+
+def test_rm_without_a_terminal_needs_y(context: Context) -> None:
+    run(mlxcel.cli.download, context, "tiny")
+    with pytest.raises(UsageError, match="not a terminal") as caught:
+        run(mlxcel.cli.rm, context, "tiny", answer="y\n")
+    assert caught.value.exit_code == 2
+    assert run(mlxcel.cli.rm, context, "-y", "tiny", "tiny").exit_code == 0
+    assert ModelStore(context.store_root).list() == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+def test_rm_asks_on_stderr(context: Context, monkeypatch: pytest.MonkeyPatch, answer: str, left: int) -> None:
+    run(mlxcel.cli.download, context, "tiny")
+    monkeypatch.setattr("mlxcel.cli.rm._asks", lambda: True)
+    result = run(mlxcel.cli.rm, context, "tiny", answer=answer)
+    assert result.exit_code == 0
+    assert "delete tiny (307.2 kB)? [y/N]" in result.stderr
+    assert result.stdout.strip() == ""
+    assert len(ModelStore(context.store_root).list()) == left
+
+
+@pytest.mark.parametrize("name", ["other", "..", "../store/tiny", ".", "/", "tni"])
+def test_rm_takes_only_names_of_the_store_and_all_or_none(context: Context, name: str) -> None:
+    run(mlxcel.cli.download, context, "tiny")
+    with pytest.raises(UnknownModel) as caught:
+        run(mlxcel.cli.rm, context, "-y", "tiny", name)
+    assert caught.value.exit_code == 2
+    assert repr(name) in caught.value.message
+    assert "tiny" in str(caught.value.hint)
+    assert len(ModelStore(context.store_root).list()) == 1
+
+
+def test_rm_refuses_a_model_in_use(context: Context) -> None:
+    run(mlxcel.cli.download, context, "tiny")
+    with ModelStore(context.store_root).use("tiny"), pytest.raises(UsageError, match="in use"):
+        run(mlxcel.cli.rm, context, "-y", "tiny")
+    assert len(ModelStore(context.store_root).list()) == 1
