@@ -24,8 +24,9 @@ from mlxcel.plugins.formats.mapped_file import describe_start
 
 MAX_STRING: Final = 1 << 24  # the longest known chat templates are below 2**18
 MAX_NAME: Final = 1 << 16  # the format's own bound of a key
-MAX_ELEMENTS: Final = 1 << 24  # array elements of the whole file; the largest known vocabulary with merges has 2**20
+MAX_ELEMENTS: Final = 1 << 22  # array elements of the whole file; the largest known vocabularies need about 2**20
 MAX_TENSORS: Final = 1 << 20
+MAX_PAIRS: Final = 1 << 16
 MAX_DEPTH: Final = 4  # arrays in arrays; no known key nests at all
 MAX_DIMS: Final = 4
 DEFAULT_ALIGNMENT: Final = 32
@@ -90,7 +91,7 @@ class _Reader:
         tensor_count, key_count = self.u64("tensor count"), self.u64("metadata count")
         # The shortest tensor row is 24 bytes (no name, no dimension), the shortest pair 13 (no key, one byte of value).
         self.bounded(tensor_count, 24, "tensors", MAX_TENSORS)
-        self.bounded(key_count, 13, "metadata pairs", MAX_TENSORS)
+        self.bounded(key_count, 13, "metadata pairs", MAX_PAIRS)
         metadata: dict[str, Any] = {}
         for _ in range(key_count):
             key = self.string("metadata key", MAX_NAME)
