@@ -177,7 +177,10 @@ def test_progress_is_the_growth_of_tmpdir_where_pip_tells_nothing(wheel: Path, t
     pip = fake_pip(wheel.parent, body, DELIVER, version="24.0")
     clock = StepClock(wheel.parent / "written", 0.0, seen)
     tiny_wheel(wheel.read_bytes(), command=pip, clock=clock).fetch(target, progress)
-    assert 70 in progress.phases[0][2]
+    told = progress.phases[0][2]
+    assert 70 in told
+    assert told == sorted(told), "a bar never goes back"
+    assert told[-1] == wheel.stat().st_size
 
 
 def test_a_stalled_index_is_ended_after_120_seconds(wheel: Path, target: Path) -> None:

