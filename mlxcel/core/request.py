@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -19,49 +19,60 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 
 
-def _number(field: str, value: Any, low: float, high: float, words: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or not low <= value <= high:
-        raise RequestError(f"{field} must be a number {words}, not {value!r}", field=field)
-    return float(value)
+Rule = Callable[[str, Any], Any]
+"""(field, value) -> the value in its own type, or RequestError with field, value and range."""
 
 
-def _integer(field: str, value: Any, low: int, high: int, words: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
-        raise RequestError(f"{field} must be an integer {words}, not {value!r}", field=field)
-    return int(value)
+def _real(low: float, high: float, words: str) -> Rule:
+    def check(field: str, value: Any) -> float:
+        wrong = isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value)
+        if wrong or not low <= value <= high:
+            raise RequestError(f"{field} must be a number {words}, not {value!r}", field=field)
+        return float(value)
+
+    return check
 
 
-def _real(low: float, high: float, words: str) -> Any:
-    def convert(value: Any, self_: Any, field: attrs.Attribute[Any]) -> float:
-        return _number(field.name, value, low, high, words)
+def _whole(low: int, high: int, words: str) -> Rule:
+    def check(field: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+            raise RequestError(f"{field} must be an integer {words}, not {value!r}", field=field)
+        return int(value)
 
-    return attrs.Converter(convert, takes_self=True, takes_field=True)
-
-
-def _whole(low: int, high: int, words: str) -> Any:
-    def convert(value: Any, self_: Any, field: attrs.Attribute[Any]) -> int:
-        return _integer(field.name, value, low, high, words)
-
-    return attrs.Converter(convert, takes_self=True, takes_field=True)
+    return check
 
 
-def _flag(value: Any, self_: Any, field: attrs.Attribute[Any]) -> bool:
-    if not isinstance(value, bool | np.bool_):
-        raise RequestError(f"{field.name} must be true or false, not {value!r}", field=field.name)
-    return bool(value)
+def _flag(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise RequestError(f"{field} must be true or false, not {value!r}", field=field)
+    return value
 
 
-def _stop_ids(value: Any, self_: Any, field: attrs.Attribute[Any]) -> tuple[int, ...]:
+def _optional(rule: Rule) -> Rule:
+    return lambda field, value: None if value is None else rule(field, value)
+
+
+def _id_list(field: str, value: Any) -> tuple[int, ...]:
     words = f"a list of at most {MAX_STOP_TOKEN_IDS} token ids"
-    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__") or not hasattr(value, "__iter__"):
-        raise RequestError(f"{field.name} must be {words}, not {value!r}", field=field.name)
+    if not isinstance(value, list | tuple | set | frozenset):
+        raise RequestError(f"{field} must be {words}, not {value!r}", field=field)
     if len(value) > MAX_STOP_TOKEN_IDS:
-        raise RequestError(f"{field.name} must be {words}, not {len(value)} of them", field=field.name)
-    return tuple(dict.fromkeys(_integer(field.name, item, 0, 2**31 - 1, "of 0 or more in its list") for item in value))
+        raise RequestError(f"{field} must be {words}, not {len(value)} of them", field=field)
+    whole = _whole(0, 2**31 - 1, "of 0 or more in each place")
+    return tuple(sorted({whole(field, item) for item in value}))
 
 
-def _optional_logprobs(value: Any, self_: Any, field: attrs.Attribute[Any]) -> int | None:
-    return None if value is None else _integer(field.name, value, 0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}")
+RULES: Mapping[str, Rule] = {
+    "max_tokens": _whole(-1, 2**63 - 1, "of 0 or more, or -1 for up to the end of the context"),
+    "temperature": _real(0, 100, "from 0 to 100"),
+    "top_k": _whole(-1, 2**63 - 1, "of 1 or more, or 0 or -1 for off"),
+    "top_p": _real(0, 1, "from 0 to 1"),
+    "min_p": _real(0, 1, "from 0 to 1"),
+    "seed": _whole(-1, 2**63 - 1, "from 0 to 2**63 - 1, or -1 for a fresh one"),
+    "stop_token_ids": _id_list,
+    "logprobs": _optional(_whole(0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}")),
+    "skip_special_tokens": _flag,
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -71,21 +82,19 @@ class SamplingParams:
     The defaults are the library's: neutral. Other clients fill in theirs with `resolve_sampling`.
     """
 
-    max_tokens: int = attrs.field(default=-1, converter=_whole(-1, 2**63 - 1, "of -1 (to the context's end) or more"))
-    temperature: float = attrs.field(default=1.0, converter=_real(0, 100, "from 0 to 100"))
-    top_k: int = attrs.field(default=0, converter=_whole(-1, 2**63 - 1, "of 1 or more, or 0 or -1 for off"))
-    top_p: float = attrs.field(default=1.0, converter=_real(0, 1, "from 0 to 1"))
-    min_p: float = attrs.field(default=0.0, converter=_real(0, 1, "from 0 to 1"))
-    seed: int = attrs.field(default=-1, converter=_whole(-1, 2**63 - 1, "from 0 to 2**63 - 1, or -1 for a fresh one"))
-    stop_token_ids: tuple[int, ...] = attrs.field(
-        default=(), converter=attrs.Converter(_stop_ids, takes_self=True, takes_field=True)
-    )
-    logprobs: int | None = attrs.field(
-        default=None, converter=attrs.Converter(_optional_logprobs, takes_self=True, takes_field=True)
-    )
-    skip_special_tokens: bool = attrs.field(
-        default=True, converter=attrs.Converter(_flag, takes_self=True, takes_field=True)
-    )
+    max_tokens: int = -1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = -1
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        for field, rule in RULES.items():
+            object.__setattr__(self, field, rule(field, getattr(self, field)))
 
     @property
     def greedy(self) -> bool:
@@ -95,10 +104,6 @@ class SamplingParams:
     def clone(self, **changes: Any) -> SamplingParams:
         """The same with some fields changed, validated again."""
         return attrs.evolve(self, **changes)
-
-
-def field_names() -> tuple[str, ...]:
-    return tuple(field.name for field in attrs.fields(SamplingParams))
 
 
 @attrs.frozen(eq=False)
@@ -113,3 +118,57 @@ class SequenceSpec:
     params: SamplingParams
     eos_ids: frozenset[int] = frozenset()
     choice: int = 0
+
+
+CLIENT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"lib": {}, "cli": {"temperature": 0.0}}
+"""What a client asks for where nobody says anything (spec D2): the library is neutral, a command line repeats itself."""
+
+
+@attrs.frozen
+class Resolved:
+    """Effective parameters, where each value came from, and accepted values that cannot act."""
+
+    params: SamplingParams
+    origin: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+def resolve_sampling(
+    client: str,
+    given: Mapping[str, Any],
+    *,
+    given_origin: str = "flag",
+    generation_config: Mapping[str, Any] | None = None,
+    fresh_seed: Callable[[], int],
+) -> Resolved:
+    """The one place where "not given" becomes a value, for every client (spec E0b, docs/spec/clients.md 0.1).
+
+    `given` holds only what was said (None counts as not said); `generation_config` what its mode lets through;
+    `fresh_seed` is asked once when no seed was said, and its draw is reported like any other value.
+    """
+    values: dict[str, Any] = {}
+    origin = dict.fromkeys(RULES, "default")
+    layers = (
+        ("default", CLIENT_DEFAULTS[client]),
+        ("generation_config", generation_config or {}),
+        (given_origin, given),
+    )
+    for name, layer in layers:
+        for field, value in layer.items():
+            if value is not None:
+                values[field] = value
+                origin[field] = name
+    params = SamplingParams(**values)
+    if params.seed == -1:
+        params = params.clone(seed=fresh_seed())
+    return Resolved(params, origin, _inert(params, origin))
+
+
+def _inert(params: SamplingParams, origin: Mapping[str, str]) -> tuple[str, ...]:
+    """Accepted values that cannot change this reply (spec S9)."""
+    if not params.greedy:
+        return ()
+    idle = [field for field in ("top_k", "top_p", "min_p", "seed") if origin[field] in ("flag", "request")]
+    if params.top_k == 1 and "top_k" in idle:
+        idle.remove("top_k")
+    return tuple(f"{field} has no effect: the reply is greedy" for field in idle)
