@@ -322,3 +322,27 @@ def test_a_truncated_shard_says_expected_and_actual_bytes(tmp_path: Path, kept: 
     size = int(len(whole) * kept)
     message = refused_shard(tmp_path, whole[:size]).message
     assert f"the tensors need {len(whole) - base} bytes of data, the file has {size - base}" in message
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=4),
+    cut=st.integers(0, 200),
+)
+def test_any_damage_to_a_shard_is_a_checkpoint_error_or_none(
+    tmp_path: Path, changes: list[tuple[int, int]], cut: int
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    data = bytearray(shard_bytes({"w": entry(), "v": entry([2, 4], 64, 80, "BF16")}, data=80))
+    for at, value in changes:
+        data[at % len(data)] = value
+    (folder / "model.safetensors").write_bytes(data[: len(data) - cut % len(data)])
+    try:
+        checkpoint = SafetensorsCheckpoint(folder)
+    except CheckpointError:
+        return
+    for name, info in checkpoint.tensors.items():
+        if info.dtype in ("F32", "F16", "BF16"):
+            assert checkpoint.read(name).shape == info.shape

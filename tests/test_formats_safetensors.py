@@ -201,6 +201,19 @@ def test_h_l16_the_same_tensor_in_two_files_is_refused(tmp_path: Path, index: st
     assert "stray.safetensors" in error.message
 
 
+def test_an_empty_index_gives_way_to_the_files(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, shards=2)
+    rewrite(tmp_path / INDEX, weight_map={})
+    assert set(SafetensorsCheckpoint(tmp_path).tensors) == set(tiny_weights())
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {EMBED: 3}])
+def test_an_index_without_a_map_is_explained(tmp_path: Path, weight_map: Any) -> None:
+    write_tiny_llama(tmp_path, shards=2)
+    rewrite(tmp_path / INDEX, weight_map=weight_map)
+    assert "has no weight_map" in refusal(tmp_path).message
+
+
 @pytest.mark.parametrize("outside", ["../other.safetensors", "/etc/passwd", "a/b.safetensors"])
 def test_an_index_cannot_point_outside_the_folder(tmp_path: Path, outside: str) -> None:
     write_tiny_llama(tmp_path, shards=2)

@@ -29,7 +29,7 @@ def choose_shards(folder: Path, files: Sequence[Path]) -> dict[str, Shard]:
     present = {file.name: file for file in files}
     missing = sorted(set(weight_map.values()) - set(present))
     opened = {name: open_shard(present[name]) for name in sorted(set(weight_map.values()) & set(present))}
-    if not missing and all(tensor in opened[file].tensors for tensor, file in weight_map.items()):
+    if weight_map and not missing and all(tensor in opened[file].tensors for tensor, file in weight_map.items()):
         named = {tensor: opened[file] for tensor, file in weight_map.items()}
         unnamed = merge(list(opened.values()), ignore=named)
         return {**named, **unnamed}

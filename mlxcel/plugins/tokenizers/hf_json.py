@@ -35,7 +35,8 @@ def load(checkpoint: Checkpoint) -> LibraryTokenizer:
     if plain:  # a role makes an ordinary entry of the vocabulary a special token
         library.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in plain])
     tokens = spellings_by_id(library)
-    special = {index for index, token in library.get_added_tokens_decoder().items() if token.special}
+    added = library.get_added_tokens_decoder()
+    special = {index for index, token in added.items() if token.special}
     completed, ends = end_roles({tokens[index]: index for index in special}, own)
     prefix, suffix = surrounding_ids(library)
     return LibraryTokenizer(
@@ -88,11 +89,13 @@ def generation_roles(checkpoint: Checkpoint, size: int) -> dict[str, int]:
 
 
 def surrounding_ids(library: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the post-processor puts in front of and behind a text."""
-    bare = library.encode("a", add_special_tokens=False).ids
-    full = library.encode("a", add_special_tokens=True).ids
-    for start in range(len(full) - len(bare) + 1):
-        if full[start : start + len(bare)] == bare:
+    """The ids that the post-processor puts in front of and behind a text, found by encoding one."""
+    for probe in ("a", "A", "0", "\n"):  # a vocabulary may lack a character, and then says nothing about places
+        bare = library.encode(probe, add_special_tokens=False).ids
+        full = library.encode(probe, add_special_tokens=True).ids
+        if bare:
+            places = range(len(full) - len(bare) + 1)
+            start = next((place for place in places if full[place : place + len(bare)] == bare), len(full))
             return full[:start], full[start + len(bare) :]
     return [], []
 

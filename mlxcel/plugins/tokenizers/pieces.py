@@ -37,7 +37,11 @@ def byte_level_pieces(tokens: Sequence[str], literal: Collection[int]) -> list[b
 
 
 def byte_fallback_pieces(tokens: Sequence[str]) -> list[bytes]:
-    """Bytes of each token of a SentencePiece vocabulary with byte fallback and no rule for spaces but ▁."""
+    """Bytes of each token of a SentencePiece vocabulary with byte fallback and no rule for spaces but ▁.
+
+    Joined bytes that are no UTF-8 become U+FFFD as UTF-8 decoders do it, one for each broken sequence; the library
+    writes one for each byte of such a run, which cannot be done while a text grows.
+    """
     return [byte_token(token) or token.replace(SPACE, " ").encode() for token in tokens]
 
 
