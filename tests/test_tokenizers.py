@@ -22,7 +22,6 @@ from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.plugins.tokenizers import gguf_bpe, hf_json
 from mlxcel.plugins.tokenizers.library import LibraryTokenizer
-from mlxcel.plugins.tokenizers.pretokenizers import PRE_TOKENIZERS
 
 TEXTS = (
     "",
@@ -162,35 +161,6 @@ def test_the_golden_prompts_of_the_default_model(smollm2_path: Path) -> None:
     for case in golden["cases"]:  # a rendered chat comes back from its text, control tokens included
         text = tokenizer.decode(case["prompt_ids"], skip_special=False)
         assert tokenizer.encode(text, add_special=False) == case["prompt_ids"], case["id"]
-
-
-# How the patterns cut, worked out by hand from their definitions; "·" is a space, "¶" a newline.
-CUT_TEXT = "it's 1234 IT'S   x=-1 (y)\n\n"
-CUTS = {
-    "gpt-2": "it|'s|·1234|·IT|'|S|··|·x|=-|1|·(|y|)|¶¶",
-    "smollm": "it|'s|·|1|2|3|4|·IT|'|S|··|·x|=-|1|·(|y|)|¶¶",
-    "llama-bpe": "it|'s|·|123|4|·IT|'S|··|·x|=-|1|·(|y|)¶¶",
-    "qwen2": "it|'s|·|1|2|3|4|·IT|'S|··|·x|=-|1|·(|y|)¶¶",
-    "default": "it|'|s|·|123|4|·IT|'|S|··|·x|=-|1|·|(|y|)|¶¶",
-}
-
-
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_t21_each_known_pre_tokenizer_cuts_as_its_models_do(name: str) -> None:
-    """T21."""
-    words = PRE_TOKENIZERS[name].words().pre_tokenize_str(CUT_TEXT)
-    assert "|".join(word for word, _ in words).replace("Ġ", "·").replace("Ċ", "¶") == CUTS[name]
-
-
-@pytest.mark.parametrize("name", ["gpt-2", "smollm"])
-def test_t21_the_patterns_equal_the_library_parts_of_the_models_files(name: str) -> None:
-    """T21, against the parts that the tokenizer.json files of GPT-2 and SmolLM name."""
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if name == "smollm" else []
-    theirs = pre_tokenizers.Sequence([*digits, byte_level])
-    for text in TEXTS:
-        ours = PRE_TOKENIZERS[name].words().pre_tokenize_str(text)
-        assert [word for word, _ in ours] == [word for word, _ in theirs.pre_tokenize_str(text)], text
 
 
 def test_qwen2_composes_accents_as_its_tokenizer_json_does() -> None:
