@@ -94,7 +94,7 @@ class EmptyPrompt(RequestError):
     code = "empty_prompt"
 
 
-# --- checkpoints, models, devices --------------------------------------------------------------------------------------
+# --- checkpoints, models, devices ----------------------------------------------------------------------------------
 
 
 class CheckpointError(MlxcelError):
@@ -167,6 +167,12 @@ class RowError(EngineError):
     """A fault of one row. Its neighbours are unaffected."""
 
     code = "row"
+
+
+class RowFault(RowError):
+    """Something behind the forward failed for one row: its text, a plugin's finish step."""
+
+    code = "row_fault"
 
 
 class NumericFault(RowError):

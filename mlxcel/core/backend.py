@@ -33,8 +33,8 @@ class Probe:
 class BackendSpec(Named):
     """A backend by name. `load()` gives its class, called with `device`, `dtype` and `deterministic` by keyword.
 
-    `probe_target` is a lazy "module:function" `() -> Probe` that imports nothing heavy. Without `--backend` the available
-    one of highest priority is taken.
+    `probe_target` is a lazy "module:function" `() -> Probe` that imports nothing heavy. Without `--backend` the
+    available one of highest priority is taken.
     """
 
     priority: int = attrs.field(kw_only=True)

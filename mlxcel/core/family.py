@@ -21,9 +21,9 @@ class WeightSpec:
     """One weight of a family, once for each layer when `per_layer`.
 
     `names` maps a checkpoint naming ("hf", "gguf") to the tensor's name there, with "{i}" for the layer.
-    `axes` gives the letters of `shape`, a linear weight being [out, in]. Linear weights that share a `group` are projected
-    together by `ForwardContext.project`, in the order of the schema; a bias is added to the output of the linear weight
-    that it names in `bias_of`. A weight that is `tied_to` another is that one and is not read.
+    `axes` gives the letters of `shape`, a linear weight being [out, in]. Linear weights that share a `group` are
+    projected together by `ForwardContext.project`, in the order of the schema; a bias is added to the output of the
+    linear weight that it names in `bias_of`. A weight that is `tied_to` another is that one and is not read.
     `transforms` maps a naming to a function on the float32 values that undoes what that format did to the layout.
     """
 
@@ -78,7 +78,7 @@ class WeightSchema:
 class ForwardContext(Protocol):
     """The ops a family is written in. T tokens of one step, flat; each op works on every token alone but `attend`.
 
-    `layer` is the index that `for_layers` passes to its body (a traced value on some backends: use it for nothing else).
+    `layer` is the index that `for_layers` passes to its body (traced on some backends: use it for nothing else).
     Activations are [T, …]; weights are named, and how they are stored cannot be told from here.
     """
 
@@ -117,8 +117,8 @@ class ForwardContext(Protocol):
         ...
 
     def attend(self, q: Array, k: Array, v: Array, *, layer: Any, scale: float) -> Array:
-        """Write k [T, K, dk] and v [T, K, dv] into the KV of this layer, then causal attention of q [T, H, dk] over each
-        row's own positions: [T, H * dv]. Query head h reads KV head h // (H // K)."""
+        """Write k [T, K, dk] and v [T, K, dv] into the KV of this layer, then causal attention of q [T, H, dk] over
+        each row's own positions: [T, H * dv]. Query head h reads KV head h // (H // K)."""
         ...
 
     def gated(self, gate: Array, up: Array, activation: str) -> Array:

@@ -35,7 +35,7 @@ def _real(low: float, high: float, words: str) -> Rule:
 
 def _whole(low: int, high: int, words: str) -> Rule:
     def check(field: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
             raise RequestError(f"{field} must be an integer {words}, not {value!r}", field=field)
         return int(value)
 
@@ -121,7 +121,7 @@ class SequenceSpec:
 
 
 CLIENT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"lib": {}, "cli": {"temperature": 0.0}}
-"""What a client asks for where nobody says anything (spec D2): the library is neutral, a command line repeats itself."""
+"""What a client asks for where nobody says anything (spec D2): the library is neutral, a command repeats itself."""
 
 
 @attrs.frozen

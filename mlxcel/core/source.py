@@ -12,10 +12,10 @@ from mlxcel.core.named import load_target
 
 
 class Progress(Protocol):
-    """Told about work that takes time. Implementations draw; they never raise. All phases come one after another."""
+    """Told about work that takes time. Implementations draw; they never raise. One phase at a time."""
 
     def start(self, phase: str, total: int | None, unit: str) -> None:
-        """A phase begins, one at a time: "download" and "verify" (bytes), "wait" (for another process, no total), "load"
+        """A phase begins: "download" and "verify" (bytes), "wait" (for another process, no total), "load"
         (tensors), "prefill" (tokens)."""
         ...
 

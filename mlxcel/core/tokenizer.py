@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
     def byte_exact(self) -> bool:
         """Whether decode is exactly the UTF-8 decoding, with replacement, of the joined token_bytes (spec T3).
 
-        True for byte-level and byte-fallback tokenizers without space rules; else the detokeniser compares decodes (T4).
+        True for byte-level and byte-fallback tokenizers without space rules; else decodes are compared (T4).
         """
         ...
 

@@ -1,0 +1,499 @@
+"""The engine: rows, steps, and nothing a client could go around. A lone row is a batch of one."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence as Listing
+from types import TracebackType
+from typing import Any
+
+import attrs
+
+from mlxcel.core.backend import Backend, Level
+from mlxcel.core.finish import Ending, Finish, Resolution
+from mlxcel.core.kv import KVSpec, KVStats, KVStore
+from mlxcel.core.observe import Observers
+from mlxcel.core.packing import pack_step
+from mlxcel.core.parts import check_parts, draws
+from mlxcel.core.plan import (
+    Decode,
+    Part,
+    Piece,
+    PrefillPlan,
+    RowOutcome,
+    StepReport,
+    StepResult,
+    Ticket,
+    TokenLogprobs,
+)
+from mlxcel.core.request import SequenceSpec
+from mlxcel.core.sampling import Sampler
+from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
+from mlxcel.errors import (
+    BackendFault,
+    BatchShapeError,
+    CapacityError,
+    ContextTooLong,
+    EmptyPrompt,
+    EngineUnhealthy,
+    MlxcelError,
+    NoTokenAllowed,
+    NumericFault,
+    RequestError,
+    RowFault,
+    TrimError,
+    UnknownSequence,
+)
+
+log = logging.getLogger("mlxcel.engine")
+
+MAX_OUTSTANDING = 2
+"""Steps that may be submitted and not collected: the one that is read, and one ahead."""
+
+
+@attrs.frozen
+class EngineSettings:
+    """Bounds of an engine. `vocab` is V, `context` N (positions a row may hold), `slots` the most rows open at once."""
+
+    vocab: int
+    context: int
+    slots: int
+    max_consecutive_faults: int = 8
+
+
+@attrs.define
+class _Step:
+    """A submitted step until it is collected."""
+
+    ticket: Ticket
+    handle: Any  # the backend's own, or the fault that kept it from starting
+    rows: tuple[Sequence, ...]
+    drawing: tuple[bool, ...]
+    tokens: int
+    lost: bool = False  # its KV is gone with that of an older step: nothing of it may be believed
+
+
+class Engine:
+    """Opens rows, runs steps over them, closes them. Refusals raise before any forward and change nothing.
+
+    The caller owns the order of calls and one thread at a time; `Scheduler`-like clients and a lone `generate` use the
+    same methods. The backend given here belongs to the engine from now on.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        kv_spec: KVSpec,
+        kv: KVStore,
+        sampler: Sampler,
+        finish: Finish,
+        settings: EngineSettings,
+        observers: Observers | None = None,
+    ) -> None:
+        self._backend = backend
+        self._kv = kv
+        self._sampler = sampler
+        self._finish = finish
+        self._settings = settings
+        self._observers = observers or Observers(())
+        self._rows: dict[int, Sequence] = {}
+        self._free_slots = list(range(settings.slots - 1, -1, -1))
+        self._steps: deque[_Step] = deque()
+        self._reserved: tuple[Part, ...] | None = None
+        self._next_id = 1
+        self._next_ticket = 1
+        self._faults_in_a_row = 0
+        self._shut = False
+        backend.start(
+            kv_spec=kv_spec, pages=kv.num_pages, page_size=kv.page_size, slots=settings.slots, sampler=sampler
+        )
+
+    # --- what others may know -----------------------------------------------------------------------------------
+
+    @property
+    def level(self) -> Level:
+        """How far row invariance holds here: R0, R1 or R2."""
+        return self._backend.caps.level
+
+    @property
+    def settings(self) -> EngineSettings:
+        return self._settings
+
+    @property
+    def healthy(self) -> bool:
+        return not self._shut and self._faults_in_a_row < self._settings.max_consecutive_faults
+
+    @property
+    def kv_stats(self) -> KVStats:
+        return self._kv.stats()
+
+    @property
+    def open_sequences(self) -> tuple[int, ...]:
+        """Ids in the order they were opened."""
+        return tuple(row.id for row in self._rows.values() if not row.closing)
+
+    def view(self, sequence_id: int) -> SequenceView:
+        row = self._row(sequence_id)
+        return SequenceView(
+            id=row.id,
+            state=row.state,
+            prompt_tokens=row.prompt_length,
+            output=tuple(row.output),
+            stored=row.stored,
+            in_flight=row.in_flight,
+            max_new=row.max_new,
+            context=row.context,
+            ending=row.ending,
+            error=row.error,
+        )
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def open(self, spec: SequenceSpec) -> int:
+        """Begin a row. RequestError for its prompt, CapacityError without room, EngineUnhealthy. Never reuses an id."""
+        self._check_healthy()
+        context, prompt = self._settings.context, len(spec.prompt_ids)
+        if prompt == 0:
+            raise EmptyPrompt("the prompt comes to no token", hint="give at least one token, or a tokenizer with a BOS")
+        low, high = int(spec.prompt_ids.min()), int(spec.prompt_ids.max())
+        if low < 0 or high >= self._settings.vocab:
+            bad = low if low < 0 else high
+            raise RequestError(f"token id {bad} is not in the vocabulary of {self._settings.vocab}", field="prompt")
+        if prompt >= context:
+            raise ContextTooLong(prompt, context)
+        if not self._free_slots:
+            raise CapacityError(f"all {self._settings.slots} rows are taken", hint="close a sequence first")
+        asked = spec.params.max_tokens
+        max_new = context - prompt if asked == -1 else min(asked, context - prompt)
+        sequence_id, slot = self._next_id, self._free_slots[-1]
+        self._kv.open(sequence_id, min(context, prompt + max_new))
+        try:
+            self._backend.open(slot, spec)
+            try:
+                sampler_state = self._sampler.open(spec)
+                finish_state = self._finish.open(spec, max_new=max_new, context=context)
+            except BaseException:
+                self._backend.release(slot)
+                raise
+        except BaseException:
+            self._kv.free(sequence_id)
+            raise
+        self._next_id += 1
+        self._free_slots.pop()
+        row = Sequence(sequence_id, spec, slot, max_new, context, sampler_state, finish_state)
+        self._rows[sequence_id] = row
+        if max_new == 0:
+            row.state, row.ending = SequenceState.FINISHED, Ending("max_tokens")
+        return sequence_id
+
+    def cancel(self, sequence_id: int, cause: str = "cancelled") -> RowOutcome:
+        """End a row from outside: its text's tail comes along. A step of it in flight is dropped when collected."""
+        row = self._row(sequence_id)
+        if row.state in (SequenceState.FINISHED, SequenceState.FAILED):
+            return self._last_outcome(row)
+        text = self._finish.flush(row.finish_state)
+        row.state, row.ending = SequenceState.FINISHED, Ending(cause)
+        return RowOutcome(row.id, text=text, cause=cause)
+
+    def close(self, sequence_id: int) -> bool:
+        """Free a row; returns whether it was open. With a step in flight its pages are freed when that is collected."""
+        row = self._rows.get(sequence_id)
+        if row is None or row.closing:
+            return False
+        row.closing = True
+        if row.in_flight == 0:
+            self._forget(row)
+        return True
+
+    def shutdown(self) -> None:
+        """Close every row and free the device. Idempotent."""
+        if self._shut:
+            return
+        self._shut = True
+        self._steps.clear()
+        for row in list(self._rows.values()):
+            self._forget(row)
+        self._backend.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, parts: Listing[Part]) -> None:
+        """Reserve every position the parts will write, or none. Replaces a reservation that was not submitted."""
+        self._check_healthy()
+        rows = self._check(parts)
+        self._reserved = None
+        self._kv.reserve([(row.id, _tokens(part)) for row, part in zip(rows, parts, strict=True)])
+        self._reserved = tuple(parts)
+
+    def submit(self, parts: Listing[Part]) -> Ticket:
+        """Start one step over reserved parts. At most two steps are outstanding."""
+        self._check_healthy()
+        rows = self._check(parts)
+        if len(self._steps) >= MAX_OUTSTANDING:
+            raise BatchShapeError(f"{len(self._steps)} steps are in flight", hint="collect the oldest one first")
+        if self._steps and not self._backend.caps.run_ahead:
+            raise BatchShapeError("this backend runs one step at a time", hint="collect the step in flight first")
+        if tuple(parts) != self._reserved:
+            raise BatchShapeError(
+                "these parts are not the ones reserved", hint="call reserve(parts) with the same list"
+            )
+        self._reserved = None
+        drawing = tuple(draws(row, part) for row, part in zip(rows, parts, strict=True))
+        plan = pack_step(rows, parts, drawing, kv=self._kv, sampler=self._sampler)
+        ticket = Ticket(self._next_ticket, tuple(parts))
+        self._next_ticket += 1
+        for row, part in zip(rows, parts, strict=True):
+            self._kv.advance(row.id, _tokens(part))
+        handle: Any
+        try:
+            handle = self._backend.submit(plan)
+        except Exception as error:  # collect reports it, so that a step fails in one way whenever it fails
+            log.debug("step %d was not started", ticket.number, exc_info=error)
+            handle = _as_fault(error)
+        for row, part, draw in zip(rows, parts, drawing, strict=True):
+            row.in_flight += 1
+            row.fed += _tokens(part)
+            row.drawing += draw
+            if isinstance(part, Piece):
+                row.state = SequenceState.PREFILLING
+        self._steps.append(_Step(ticket, handle, tuple(rows), drawing, plan.num_tokens))
+        return ticket
+
+    def collect(self, ticket: Ticket) -> list[RowOutcome]:
+        """Read the oldest step and resolve its rows: one outcome a part, in the order of the parts.
+
+        A step that failed gives every one of its rows the BackendFault as its error.
+        """
+        if not self._steps or self._steps[0].ticket is not ticket:
+            raise BatchShapeError(f"ticket {ticket.number} is not the oldest step in flight")
+        step = self._steps.popleft()
+        for row, part, draw in zip(step.rows, ticket.parts, step.drawing, strict=True):
+            row.in_flight -= 1
+            row.fed -= _tokens(part)
+            row.drawing -= draw
+        try:
+            result = None if step.lost else self._read(step)
+        except Exception as error:
+            log.debug("step %d failed", ticket.number, exc_info=error)
+            outcomes = self._fail_step(ticket, step.rows, _as_fault(error))
+        else:
+            outcomes = [RowOutcome(row.id) for row in step.rows] if result is None else self._resolve_all(step, result)
+        for row in step.rows:
+            if row.closing and row.in_flight == 0:
+                self._forget(row)
+        return outcomes
+
+    def prefill(self, sequence_id: int, plan: PrefillPlan) -> RowOutcome:
+        """Run the pieces of a plan from what is stored on: a loop of reserve, submit, collect. The last outcome, or the
+        first error. A row that has ended already runs nothing."""
+        row = self._row(sequence_id)
+        self._check_idle()
+        if row.state is SequenceState.FINISHED:
+            return self._last_outcome(row)
+        starts = [span.start for span in plan.pieces]
+        if row.stored not in starts:
+            raise BatchShapeError(
+                f"sequence {sequence_id} has {row.stored} positions, the plan's pieces start at {starts}"
+            )
+        outcome = RowOutcome(sequence_id)
+        for index in range(starts.index(row.stored), len(plan.pieces)):
+            outcome = self._turn([Piece(sequence_id, plan, index)])[0]
+            if outcome.error is not None:
+                break
+        return outcome
+
+    def step(self, sequence_ids: Listing[int]) -> list[RowOutcome]:
+        """One decode step over these rows: one turn of reserve, submit, collect."""
+        self._check_idle()
+        return self._turn([Decode(sequence_id) for sequence_id in sequence_ids])
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _turn(self, parts: list[Part]) -> list[RowOutcome]:
+        self.reserve(parts)
+        return self.collect(self.submit(parts))
+
+    def _read(self, step: _Step) -> StepResult:
+        if isinstance(step.handle, BackendFault):
+            raise step.handle
+        result = self._backend.read(step.handle)
+        rows = sum(step.drawing)
+        for name, array in (("ids", result.tokens), ("status words", result.status)):
+            if array.shape != (rows,):
+                raise BackendFault(f"the step returned {name} of shape {array.shape}, {rows} rows draw")
+        fine = result.tokens[result.status == 0]
+        if fine.size and (int(fine.min()) < 0 or int(fine.max()) >= self._settings.vocab):
+            raise BackendFault(f"the step returned a token outside the vocabulary of {self._settings.vocab}")
+        return result
+
+    def _resolve_all(self, step: _Step, result: StepResult) -> list[RowOutcome]:
+        self._faults_in_a_row = 0
+        outcomes = []
+        place = 0
+        for row, part, draw in zip(step.rows, step.ticket.parts, step.drawing, strict=True):
+            outcomes.append(self._resolve(row, part, result, place if draw else None))
+            place += draw
+        self._observers.step_finished(
+            StepReport(step.ticket.number, step.ticket.parts, tuple(outcomes), step.tokens, result.routes)
+        )
+        return outcomes
+
+    def _resolve(self, row: Sequence, part: Part, result: StepResult, place: int | None) -> RowOutcome:
+        """Steps 3 to 9 of spec 1.3 for one row. `place` is its index among the drawing rows, None when it has none."""
+        if row.state in (SequenceState.FINISHED, SequenceState.FAILED):
+            return self._drop(row)
+        status = 0 if place is None else int(result.status[place])
+        if status:
+            kind = NumericFault if status == 1 else NoTokenAllowed
+            words = "NaN or +inf in its logits" if status == 1 else "every token is masked"
+            return self._fail(row, kind(f"sequence {row.id}: {words} at position {row.stored + _tokens(part)}"))
+        row.stored += _tokens(part)
+        if row.state is SequenceState.PREFILLING and row.stored >= row.prompt_length:
+            known = row.length - 1 if place is None else row.length
+            if row.stored >= known:
+                row.state = SequenceState.DECODING
+        if place is None:
+            return RowOutcome(row.id)
+        try:
+            token = int(result.tokens[place])
+            logprobs = _logprobs(row, result, place)
+            resolution = self._finish.resolve(row.finish_state, token)
+            self._commit(row, token, resolution)
+        except Exception as error:
+            log.warning("sequence %d failed behind the forward", row.id, exc_info=error)
+            fault = error if isinstance(error, MlxcelError) else RowFault(f"sequence {row.id}: {error!r}")
+            return self._fail(row, fault)
+        ending = resolution.ending
+        outcome = RowOutcome(
+            row.id,
+            token=token,
+            appended=resolution.appended,
+            text=resolution.text,
+            cause=ending.cause if ending else None,
+            detail=ending.detail if ending else None,
+            logprobs=logprobs,
+        )
+        if ending is not None and row.in_flight == 0 and (short := self._trim(row)) is not None:
+            return self._fail(row, short)
+        return outcome
+
+    def _commit(self, row: Sequence, token: int, resolution: Resolution) -> None:
+        if resolution.appended:
+            self._sampler.commit(row.sampler_state, token)
+            row.output.append(token)
+        if resolution.ending is not None:
+            row.state, row.ending = SequenceState.FINISHED, resolution.ending
+
+    def _drop(self, row: Sequence) -> RowOutcome:
+        """The result of a row that ended with this step in flight: its position is taken back and never counted."""
+        if row.in_flight == 0 and not row.closing and row.state is SequenceState.FINISHED:
+            short = self._trim(row)
+            if short is not None:
+                return self._fail(row, short)
+        return RowOutcome(row.id)
+
+    def _trim(self, row: Sequence) -> TrimError | None:
+        """Give back positions beyond what is stored and in flight."""
+        length = row.stored + row.fed
+        kept = self._kv.trim(row.id, length)
+        if kept == length:
+            return None
+        return TrimError(f"sequence {row.id}: the KV store kept {kept} positions where {length} are valid")
+
+    def _fail(self, row: Sequence, error: Exception) -> RowOutcome:
+        row.state, row.error, row.ending = SequenceState.FAILED, error, None
+        return RowOutcome(row.id, error=error)
+
+    def _fail_step(self, ticket: Ticket, rows: Listing[Sequence], fault: BackendFault) -> list[RowOutcome]:
+        """Rows of the step end with the fault; rows outside it go on, or start over when the KV is lost (spec E18)."""
+        self._faults_in_a_row += 1
+        log.warning("step %d failed (%d in a row): %s", ticket.number, self._faults_in_a_row, fault)
+        outcomes = [
+            RowOutcome(row.id) if row.state is SequenceState.FINISHED else self._fail(row, fault) for row in rows
+        ]
+        if not fault.kv_intact:
+            for row in self._rows.values():
+                if row.state in (SequenceState.PREFILLING, SequenceState.DECODING):
+                    self._preempt(row)
+            for step in self._steps:
+                step.lost = True
+        if not self.healthy:
+            error = self._unhealthy()
+            for row in self._rows.values():
+                if row.state not in (SequenceState.FINISHED, SequenceState.FAILED):
+                    self._fail(row, error)
+        self._observers.step_finished(StepReport(ticket.number, ticket.parts, tuple(outcomes), 0, {}, fault))
+        return outcomes
+
+    def _preempt(self, row: Sequence) -> None:
+        """The row loses its KV and nothing else: a plan over prompt ++ output[:-1] brings it back."""
+        row.stored = 0
+        self._kv.trim(row.id, 0)
+        row.state = SequenceState.PREEMPTED
+
+    def _forget(self, row: Sequence) -> None:
+        del self._rows[row.id]
+        self._kv.free(row.id)
+        self._backend.release(row.slot)
+        self._free_slots.append(row.slot)
+
+    def _last_outcome(self, row: Sequence) -> RowOutcome:
+        if row.error is not None:
+            return RowOutcome(row.id, error=row.error)
+        ending = row.ending
+        return RowOutcome(row.id, cause=ending.cause if ending else None, detail=ending.detail if ending else None)
+
+    def _row(self, sequence_id: int) -> Sequence:
+        row = self._rows.get(sequence_id)
+        if row is None or row.closing:
+            raise UnknownSequence(sequence_id)
+        return row
+
+    def _check(self, parts: Listing[Part]) -> list[Sequence]:
+        rows = [self._row(part.sequence_id) for part in parts]
+        check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level)
+        return rows
+
+    def _check_idle(self) -> None:
+        if self._steps:
+            raise BatchShapeError(f"{len(self._steps)} steps are in flight", hint="collect them first")
+
+    def _check_healthy(self) -> None:
+        if not self.healthy:
+            raise self._unhealthy()
+
+    def _unhealthy(self) -> EngineUnhealthy:
+        if self._shut:
+            return EngineUnhealthy("the engine is shut down", hint="open another one")
+        return EngineUnhealthy(
+            f"{self._faults_in_a_row} steps failed in a row", hint="restart; run with -vv for the backend's own trace"
+        )
+
+
+def _tokens(part: Part) -> int:
+    return 1 if isinstance(part, Decode) else part.plan.pieces[part.index].length
+
+
+def _as_fault(error: Exception) -> BackendFault:
+    return error if isinstance(error, BackendFault) else BackendFault(repr(error))
+
+
+def _logprobs(row: Sequence, result: StepResult, place: int) -> TokenLogprobs | None:
+    wanted = row.spec.params.logprobs
+    if wanted is None or result.logprobs is None:
+        return None
+    top: tuple[tuple[int, float], ...] = ()
+    if wanted and result.top_ids is not None and result.top_logprobs is not None:
+        pairs = zip(result.top_ids[place, :wanted], result.top_logprobs[place, :wanted], strict=True)
+        top = tuple((int(token), float(value)) for token, value in pairs)
+    return TokenLogprobs(int(result.tokens[place]), float(result.logprobs[place]), top)

@@ -1,0 +1,49 @@
+"""Rows and parts into one StepPlan: the only place where rows become flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listing
+
+import numpy as np
+
+from mlxcel.core.kv import KVStore
+from mlxcel.core.plan import CARRY, Decode, Part, StepPlan
+from mlxcel.core.sampling import Sampler
+from mlxcel.core.sequence import Sequence
+
+
+def pack_step(
+    rows: Listing[Sequence], parts: Listing[Part], drawing: Listing[bool], *, kv: KVStore, sampler: Sampler
+) -> StepPlan:
+    """One forward over S parts, T tokens, R drawing rows. Tokens of a row are contiguous, rows in the order given."""
+    tokens = [_token_ids(row, part) for row, part in zip(rows, parts, strict=True)]
+    starts = [row.stored + row.fed for row in rows]
+    query_start = np.cumsum([0, *(len(ids) for ids in tokens)], dtype=np.int32)
+    seq_lens = np.array([start + len(ids) for start, ids in zip(starts, tokens, strict=True)], np.int32)
+    tables = [kv.page_table(row.id) for row in rows]
+    page_tables = np.full((len(rows), max(len(table) for table in tables)), -1, np.int32)
+    for place, table in enumerate(tables):
+        page_tables[place, : len(table)] = table
+    draw_rows = np.flatnonzero(np.asarray(drawing, bool)).astype(np.int32)
+    return StepPlan(
+        token_ids=np.concatenate(tokens),
+        positions=np.concatenate(
+            [np.arange(start, start + len(ids), dtype=np.int32) for start, ids in zip(starts, tokens, strict=True)]
+        ),
+        query_start=query_start,
+        seq_lens=seq_lens,
+        page_tables=page_tables,
+        slots=np.array([row.slot for row in rows], np.int32),
+        sequence_ids=np.array([row.id for row in rows], np.int64),
+        logits_rows=query_start[1:][draw_rows] - 1,
+        draw_rows=draw_rows,
+        sampling=sampler.pack([rows[int(r)].sampler_state for r in draw_rows], [int(seq_lens[r]) for r in draw_rows]),
+    )
+
+
+def _token_ids(row: Sequence, part: Part) -> np.ndarray:
+    """int32 ids a part feeds. The newest token of a row whose draw is in flight is known to the device alone."""
+    if not isinstance(part, Decode):
+        return part.plan.token_ids(part.index)
+    at = row.stored + row.fed
+    return row.tokens(at, at + 1) if at < row.length else np.array([CARRY], np.int32)

@@ -1,0 +1,82 @@
+"""Which parts a step may hold: everything is refused here, before any forward (spec 1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listing
+
+from mlxcel.core.plan import Decode, Part, Piece, id_bytes
+from mlxcel.core.sequence import Sequence, SequenceState
+from mlxcel.errors import BatchShapeError
+
+_STARTABLE = (SequenceState.OPEN, SequenceState.PREFILLING, SequenceState.PREEMPTED)
+_ENDED = (SequenceState.FINISHED, SequenceState.FAILED)
+
+
+def draws(row: Sequence, part: Part) -> bool:
+    """Whether a part draws a token (spec E22): a decode of the newest token, the terminal piece of a drawing plan."""
+    if isinstance(part, Piece):
+        return part.plan.draw and part.plan.is_terminal(part.index)
+    return row.stored + row.fed == newest(row)
+
+
+def newest(row: Sequence) -> int:
+    """Position of the row's newest token, those still being drawn included."""
+    return row.length - 1 + row.drawing
+
+
+def check_parts(rows: Listing[Sequence], parts: Listing[Part], *, mixed: bool, level: str) -> None:
+    """BatchShapeError unless these parts make a step. Without `mixed` a piece must be alone in its step."""
+    if not parts:
+        raise BatchShapeError("a step needs at least one part")
+    if len({row.id for row in rows}) != len(rows):
+        twice = sorted({row.id for row in rows if sum(other is row for other in rows) > 1})
+        raise BatchShapeError(f"sequences {twice} have two parts in one step", hint="give each row one part a step")
+    pieces = sum(isinstance(part, Piece) for part in parts)
+    if pieces and len(parts) > 1 and not mixed:
+        raise BatchShapeError(f"at level {level} a piece runs in a step of its own, here are {len(parts)} parts")
+    for row, part in zip(rows, parts, strict=True):
+        if isinstance(part, Piece):
+            _check_piece(row, part)
+        else:
+            _check_decode(row, part)
+
+
+def _check_piece(row: Sequence, part: Piece) -> None:
+    plan, at = part.plan, row.stored + row.fed
+    if row.state not in _STARTABLE:
+        raise BatchShapeError(f"sequence {row.id} is {row.state.value} and takes no piece")
+    if not 0 <= part.index < len(plan.pieces):
+        raise BatchShapeError(
+            f"sequence {row.id}: the plan has {len(plan.pieces)} pieces, none with index {part.index}"
+        )
+    span = plan.pieces[part.index]
+    if span.start != at:
+        raise BatchShapeError(f"sequence {row.id}: piece {part.index} starts at {span.start}, the row is at {at}")
+    if plan.length > row.length or id_bytes(row.tokens(0, plan.length)) != plan.ids:
+        raise BatchShapeError(f"sequence {row.id}: the plan was built for other token ids")
+    if draws(row, part):
+        if plan.length != row.length:
+            raise BatchShapeError(f"sequence {row.id}: a plan that draws must end with the row's newest token")
+        _check_budget(row)
+
+
+def _check_decode(row: Sequence, part: Decode) -> None:
+    at = row.stored + row.fed
+    if row.state in _ENDED:
+        raise BatchShapeError(f"sequence {row.id} is {row.state.value} and takes no step")
+    if at < row.prompt_length:
+        missing = row.prompt_length - at
+        raise BatchShapeError(f"sequence {row.id}: {missing} prompt tokens are not computed", hint="prefill it first")
+    if at > newest(row):
+        raise BatchShapeError(f"sequence {row.id} has no token at position {at} to feed")
+    if draws(row, part):
+        _check_budget(row)
+
+
+def _check_budget(row: Sequence) -> None:
+    """No forward runs after the token that spends the budget or fills the context (spec E13)."""
+    coming = len(row.output) + row.drawing
+    if coming >= row.max_new:
+        raise BatchShapeError(f"sequence {row.id}: its budget of {row.max_new} tokens is spent or in flight")
+    if row.prompt_length + coming >= row.context:
+        raise BatchShapeError(f"sequence {row.id}: its context of {row.context} positions is full")

@@ -1,0 +1,122 @@
+"""The direct client: one sequence through the engine, for `generate` and for tools. Same steps, same tokens as any other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from mlxcel.core.engine import Engine
+from mlxcel.core.observe import Observers
+from mlxcel.core.plan import Piece, PrefillPlan, RowOutcome, Span, TokenLogprobs
+from mlxcel.core.request import SequenceSpec
+from mlxcel.core.result import RequestResult, Timings
+from mlxcel.core.source import NoProgress, Progress
+
+Clock = Callable[[], float]
+
+
+class Planner(Protocol):
+    """What `mlxcel_prefill_planners` factories build."""
+
+    def build(self, ids: np.ndarray, adopted: int = 0, *, draw: bool = True) -> PrefillPlan: ...
+
+
+def generate(
+    engine: Engine,
+    spec: SequenceSpec,
+    *,
+    planner: Planner,
+    clock: Clock = time.monotonic,
+    on_text: Callable[[str], None] = lambda text: None,
+    progress: Progress | None = None,
+    observers: Observers | None = None,
+) -> RequestResult:
+    """Run one sequence to its end and close it, whatever happens.
+
+    `on_text` gets text as it becomes final. KeyboardInterrupt ends the row with cause `cancelled` and returns what was
+    produced. A fault of the row is in `result.error` with cause `error`; what is wrong with the request raises from
+    `Engine.open`, before any forward.
+    """
+    run = _Run(engine, spec, clock, on_text, progress or NoProgress())
+    result = run.to_end(planner)
+    if observers is not None:
+        observers.request_finished(result)
+    return result
+
+
+class _Run:
+    """One sequence on its way."""
+
+    def __init__(
+        self, engine: Engine, spec: SequenceSpec, clock: Clock, on_text: Callable[[str], None], progress: Progress
+    ) -> None:
+        self._engine, self._spec, self._clock = engine, spec, clock
+        self._on_text, self._progress = on_text, progress
+        self._accepted = clock()
+        self._first: float | None = None
+        self._last: float | None = None
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._pieces: list[Span] = []
+
+    def to_end(self, planner: Planner) -> RequestResult:
+        sequence_id = self._engine.open(self._spec)
+        started = self._clock()
+        try:
+            try:
+                outcome = self._prefill(sequence_id, planner)
+                while outcome.cause is None and outcome.error is None:
+                    outcome = self._engine.step([sequence_id])[0]
+                    self._take(outcome)
+            except KeyboardInterrupt:
+                self._progress.finish()
+                outcome = self._engine.cancel(sequence_id)
+                self._take(outcome)
+        finally:
+            self._engine.close(sequence_id)
+        return RequestResult(
+            request_id=self._spec.request_id,
+            prompt_ids=tuple(int(token) for token in self._spec.prompt_ids),
+            token_ids=tuple(self._tokens),
+            text="".join(self._text),
+            cause="error" if outcome.error is not None else outcome.cause or "error",
+            detail=outcome.detail,
+            timings=Timings(self._accepted, started, self._first, self._last, self._clock()),
+            pieces=tuple(self._pieces),
+            logprobs=tuple(self._logprobs),
+            error=outcome.error,
+        )
+
+    def _prefill(self, sequence_id: int, planner: Planner) -> RowOutcome:
+        plan = planner.build(self._spec.prompt_ids)
+        outcome = RowOutcome(sequence_id)
+        if self._engine.view(sequence_id).ending is not None:
+            return self._engine.prefill(sequence_id, plan)
+        self._progress.start("prefill", plan.length, "tokens")
+        for index, span in enumerate(plan.pieces):
+            parts = [Piece(sequence_id, plan, index)]
+            self._engine.reserve(parts)
+            outcome = self._engine.collect(self._engine.submit(parts))[0]
+            self._pieces.append(span)
+            self._progress.advance(span.end)
+            if outcome.error is not None:
+                break
+        self._progress.finish()
+        self._take(outcome)
+        return outcome
+
+    def _take(self, outcome: RowOutcome) -> None:
+        if outcome.appended and outcome.token is not None:
+            self._tokens.append(outcome.token)
+            if outcome.logprobs is not None:
+                self._logprobs.append(outcome.logprobs)
+        if outcome.token is not None:
+            self._last = self._clock()
+            self._first = self._last if self._first is None else self._first
+        if outcome.text:
+            self._text.append(outcome.text)
+            self._on_text(outcome.text)

@@ -1,0 +1,90 @@
+"""Dense storage: one big page a row. The degenerate paged store, read by the same attention code (spec V7, V8)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from mlxcel.core.kv import BLOCK, KVSpec, KVStats
+from mlxcel.errors import CapacityError, UnknownSequence
+
+
+def ceil_block(positions: int) -> int:
+    """`positions` rounded up to whole attention blocks, so that no page ends inside one."""
+    return -(-positions // BLOCK) * BLOCK
+
+
+@attrs.define
+class _Row:
+    page: int
+    capacity: int
+    written: int = 0
+    reserved: int = 0  # positions behind `written` that the next step may write
+
+
+class DenseKV:
+    """`slots` pages, each as long as the context. A row takes a page and may fill `capacity` positions of it."""
+
+    name = "dense"
+
+    def __init__(self, *, kv_spec: KVSpec, slots: int, context: int, page_size: int) -> None:
+        """`page_size` is the paged stores' and means nothing here: a page is the context, in whole blocks."""
+        self.page_size = ceil_block(context)
+        self.num_pages = slots
+        self._free = list(range(slots - 1, -1, -1))
+        self._rows: dict[int, _Row] = {}
+
+    def open(self, sequence_id: int, capacity: int) -> None:
+        if not self._free:
+            raise CapacityError(
+                f"all {self.num_pages} rows of the KV storage are taken",
+                hint="close a sequence, or open the engine with more rows",
+            )
+        if capacity > self.page_size:
+            raise CapacityError(f"a row of {capacity} positions was asked for, a page holds {self.page_size}")
+        self._rows[sequence_id] = _Row(self._free.pop(), ceil_block(capacity))
+
+    def reserve(self, wants: Sequence[tuple[int, int]]) -> None:
+        for row in self._rows.values():
+            row.reserved = 0
+        for sequence_id, count in wants:
+            row = self._row(sequence_id)
+            if row.written + count > row.capacity:
+                raise CapacityError(
+                    f"sequence {sequence_id} has {row.written} of {row.capacity} positions, {count} more do not fit"
+                )
+        for sequence_id, count in wants:
+            self._row(sequence_id).reserved = count
+
+    def advance(self, sequence_id: int, count: int) -> None:
+        row = self._row(sequence_id)
+        if count > row.reserved:
+            raise CapacityError(f"sequence {sequence_id} would write {count} positions, {row.reserved} are reserved")
+        row.reserved -= count
+        row.written += count
+
+    def trim(self, sequence_id: int, length: int) -> int:
+        row = self._row(sequence_id)
+        row.written = min(row.written, length)
+        row.reserved = 0
+        return row.written
+
+    def page_table(self, sequence_id: int) -> np.ndarray:
+        return np.array([self._row(sequence_id).page], np.int32)
+
+    def free(self, sequence_id: int) -> None:
+        row = self._rows.pop(sequence_id, None)
+        if row is None:
+            raise UnknownSequence(sequence_id)
+        self._free.append(row.page)
+
+    def stats(self) -> KVStats:
+        return KVStats(self.num_pages, len(self._free), len(self._rows), self.page_size)
+
+    def _row(self, sequence_id: int) -> _Row:
+        try:
+            return self._rows[sequence_id]
+        except KeyError:
+            raise UnknownSequence(sequence_id) from None
