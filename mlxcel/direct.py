@@ -1,4 +1,4 @@
-"""The direct client: one sequence through the engine, for `generate` and for tools. Same steps, same tokens as any other."""
+"""The direct client: one sequence through the engine, for `generate` and for tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mlxcel.core.engine import Engine
 from mlxcel.core.observe import Observers
-from mlxcel.core.plan import Piece, PrefillPlan, RowOutcome, Span, TokenLogprobs
+from mlxcel.core.plan import PrefillPlan, RowOutcome, Span, TokenLogprobs
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.result import RequestResult, Timings
 from mlxcel.core.source import NoProgress, Progress
@@ -93,30 +93,25 @@ class _Run:
 
     def _prefill(self, sequence_id: int, planner: Planner) -> RowOutcome:
         plan = planner.build(self._spec.prompt_ids)
-        outcome = RowOutcome(sequence_id)
-        if self._engine.view(sequence_id).ending is not None:
-            return self._engine.prefill(sequence_id, plan)
         self._progress.start("prefill", plan.length, "tokens")
-        for index, span in enumerate(plan.pieces):
-            parts = [Piece(sequence_id, plan, index)]
-            self._engine.reserve(parts)
-            outcome = self._engine.collect(self._engine.submit(parts))[0]
-            self._pieces.append(span)
-            self._progress.advance(span.end)
-            if outcome.error is not None:
-                break
+        outcome = self._engine.prefill(sequence_id, plan, self._piece_ran)
         self._progress.finish()
         self._take(outcome)
         return outcome
 
+    def _piece_ran(self, span: Span) -> None:
+        self._pieces.append(span)
+        self._progress.advance(span.end)
+
     def _take(self, outcome: RowOutcome) -> None:
+        now = self._clock()
+        if outcome.token is not None and self._first is None:
+            self._first = now
         if outcome.appended and outcome.token is not None:
+            self._last = now
             self._tokens.append(outcome.token)
             if outcome.logprobs is not None:
                 self._logprobs.append(outcome.logprobs)
-        if outcome.token is not None:
-            self._last = self._clock()
-            self._first = self._last if self._first is None else self._first
         if outcome.text:
             self._text.append(outcome.text)
             self._on_text(outcome.text)

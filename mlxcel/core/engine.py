@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from mlxcel.core.plan import (
     Piece,
     PrefillPlan,
     RowOutcome,
+    Span,
     StepReport,
     StepResult,
     Ticket,
@@ -293,9 +295,11 @@ class Engine:
                 self._forget(row)
         return outcomes
 
-    def prefill(self, sequence_id: int, plan: PrefillPlan) -> RowOutcome:
+    def prefill(
+        self, sequence_id: int, plan: PrefillPlan, on_piece: Callable[[Span], None] = lambda span: None
+    ) -> RowOutcome:
         """Run the pieces of a plan from what is stored on: a loop of reserve, submit, collect. The last outcome, or the
-        first error. A row that has ended already runs nothing."""
+        first error. A row that has ended already runs nothing. `on_piece` is told of each piece that ran."""
         row = self._row(sequence_id)
         self._check_idle()
         if row.state is SequenceState.FINISHED:
@@ -310,6 +314,7 @@ class Engine:
             outcome = self._turn([Piece(sequence_id, plan, index)])[0]
             if outcome.error is not None:
                 break
+            on_piece(plan.pieces[index])
         return outcome
 
     def step(self, sequence_ids: Listing[int]) -> list[RowOutcome]:

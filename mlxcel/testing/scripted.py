@@ -1,0 +1,176 @@
+"""A backend that emits given token ids: the cheapest way to meet text, finish and fault cases exactly.
+
+It runs through the whole engine: the script becomes logits, the engine's own sampler draws from them, and everything
+behind the draw is the real thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mlxcel.core.backend import BackendCaps, Level
+from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.family import ModelFamily
+from mlxcel.core.finish import FinishStep
+from mlxcel.core.kv import FullKV, KVSpec, KVStore
+from mlxcel.core.observe import Observer, Observers
+from mlxcel.core.plan import StepPlan, StepResult
+from mlxcel.core.request import SequenceSpec
+from mlxcel.core.sampling import Sampler
+from mlxcel.core.source import Progress
+from mlxcel.core.tokenizer import Tokenizer
+from mlxcel.plugins.finish.standard import StandardFinish
+from mlxcel.plugins.kv.dense import DenseKV
+from mlxcel.plugins.sampling.chain import ChainSampler
+from mlxcel.testing.clock import ManualClock
+from mlxcel.testing.faults import FaultPlan
+from mlxcel.text.detokeniser import Detokeniser
+
+CERTAIN = 60.0
+"""Logit of the scripted token, the others being 0: beyond what Gumbel noise (range -2.81 … 22.87) can overcome."""
+
+SCRIPTED_KV = KVSpec((FullKV(kv_heads=1, k_dim=1, v_dim=1),))
+
+
+class ScriptedBackend:
+    """Row `request_id` draws `scripts[request_id][0]`, then `[1]` …, whatever is fed.
+
+    `steps` counts the forwards that were started, `tokens` the tokens they were given. `delay` seconds pass on `clock`
+    when a step is read.
+    """
+
+    def __init__(
+        self,
+        scripts: Mapping[str, Sequence[int]],
+        *,
+        vocab: int,
+        clock: ManualClock | None = None,
+        delay: float = 0.0,
+        level: Level = "R2",
+        mixed_steps: bool = True,
+    ) -> None:
+        self._scripts = scripts
+        self._vocab = vocab
+        self._clock = clock or ManualClock()
+        self._delay = delay
+        self._rows: dict[int, SequenceSpec] = {}
+        self._sampler: Sampler | None = None
+        self.steps = 0
+        self.tokens = 0
+        self.closed = False
+        self._caps = BackendCaps(
+            level=level,
+            platform="cpu",
+            device="script",
+            dtype="float32",
+            page_sizes=(16, 32, 64, 128),
+            run_ahead=True,
+            mixed_steps=mixed_steps,
+        )
+
+    @property
+    def caps(self) -> BackendCaps:
+        return self._caps
+
+    @property
+    def weight_bytes(self) -> int:
+        return 0
+
+    def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
+        """A script has no weights."""
+
+    def start(self, *, kv_spec: KVSpec, pages: int, page_size: int, slots: int, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def open(self, slot: int, spec: SequenceSpec) -> None:
+        if spec.request_id not in self._scripts:
+            raise KeyError(f"no script for request {spec.request_id!r}: there are {sorted(self._scripts)}")
+        self._rows[slot] = spec
+
+    def release(self, slot: int) -> None:
+        del self._rows[slot]
+
+    def carry(self, slot: int, token: int) -> None:
+        """A script needs no last token."""
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        self.steps += 1
+        self.tokens += plan.num_tokens
+        if self._sampler is None:
+            raise RuntimeError("start() was not called")
+        logits = np.zeros((len(plan.draw_rows), self._vocab), np.float32)
+        for place, row in enumerate(plan.draw_rows):
+            spec = self._rows[int(plan.slots[row])]
+            script, index = self._scripts[spec.request_id], int(plan.seq_lens[row]) - len(spec.prompt_ids)
+            if index >= len(script):
+                raise IndexError(f"the script of {spec.request_id!r} ends after {len(script)} tokens")
+            logits[place, script[index]] = CERTAIN
+        drawn = self._sampler.draw(np, logits, plan.sampling)
+        return StepResult(
+            drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, {"script": plan.num_rows}
+        )
+
+    def read(self, handle: StepResult) -> StepResult:
+        self._clock.advance(self._delay)
+        return handle
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@attrs.frozen
+class ScriptedEngine:
+    """An engine over a script, with what a test wants to look at."""
+
+    engine: Engine
+    backend: ScriptedBackend
+    kv: KVStore
+    clock: ManualClock
+    faults: FaultPlan
+    observers: Observers
+
+
+def scripted_engine(
+    scripts: Mapping[str, Sequence[int]],
+    *,
+    tokenizer: Tokenizer,
+    vocab: int | None = None,
+    context: int = 256,
+    slots: int = 8,
+    delay: float = 0.0,
+    level: Level = "R2",
+    mixed_steps: bool = True,
+    max_consecutive_faults: int = 8,
+    faults: FaultPlan | None = None,
+    finish_steps: Mapping[str, FinishStep] | None = None,
+    observers: Sequence[Observer] = (),
+) -> ScriptedEngine:
+    """The real engine, dense KV, sampler and finish step around a ScriptedBackend; `faults` wraps each of them."""
+    clock = ManualClock()
+    vocab = vocab or tokenizer.size
+    plan = faults or FaultPlan(())
+    plan.clock = clock
+    backend = ScriptedBackend(scripts, vocab=vocab, clock=clock, delay=delay, level=level, mixed_steps=mixed_steps)
+    kv = DenseKV(kv_spec=SCRIPTED_KV, slots=slots, context=context, page_size=16)
+    finish = StandardFinish(
+        stream=plan.stream(lambda spec: Detokeniser(tokenizer, skip_special=spec.params.skip_special_tokens)),
+        steps=finish_steps or {},
+    )
+    watching = Observers(plan.observers(observers))
+    engine = Engine(
+        backend=plan.backend(backend),
+        kv_spec=SCRIPTED_KV,
+        kv=plan.kv(kv),
+        sampler=plan.sampler(ChainSampler(vocab=vocab, tokenizer_size=tokenizer.size)),
+        finish=plan.finish(finish),
+        settings=EngineSettings(
+            vocab=vocab, context=context, slots=slots, max_consecutive_faults=max_consecutive_faults
+        ),
+        observers=watching,
+    )
+    return ScriptedEngine(engine, backend, kv, clock, plan, watching)
