@@ -1,0 +1,152 @@
+"""Random legal and illegal calls against the invariants E1 to E6 of docs/spec/engine.md 1.1."""
+
+from collections import deque
+
+from engine_rows import opened, pieces, scripted
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from mlxcel.core.plan import Decode
+from mlxcel.core.sequence import SequenceState
+from mlxcel.errors import BatchShapeError, CapacityError, UnknownSequence
+from mlxcel.testing.byte_tokenizer import EOS
+from mlxcel.testing.faults import Fault, FaultPlan
+
+SLOTS = 3
+REFUSALS = (BatchShapeError, CapacityError, UnknownSequence)
+
+
+def script(name):
+    """What row `name` says, from its name alone, so that the model needs no state of its own."""
+    number = int(name[1:])
+    text = f"{name}:{number * 7919}" * (1 + number % 3)
+    return [*text.encode()[: 1 + number % 23], EOS, *b"never said" * 3]
+
+
+class Calls(RuleBasedStateMachine):
+    """A client without manners: it opens, closes, cancels, runs ahead and asks for nonsense."""
+
+    @initialize(faulty=st.booleans())
+    def start(self, faulty):
+        # A step in eleven fails, three of them with the KV lost.
+        faults = [Fault("read", n, "lose_kv" if n % 3 == 0 else "raise") for n in range(11, 400, 11)]
+        scripts = {f"r{number}": script(f"r{number}") for number in range(400)}
+        self.it = scripted(scripts, slots=SLOTS, context=40, faults=FaultPlan(faults if faulty else []))
+        self.engine = self.it.engine
+        self.rows = {}  # id -> (name, plan)
+        self.said = {}
+        self.closed = set()
+        self.tickets = deque()
+        self.count = 0
+
+    def pick(self, index):
+        return list(self.rows)[index % len(self.rows)] if self.rows else 10_000
+
+    @rule(length=st.integers(1, 12), chunk=st.integers(1, 5), budget=st.sampled_from([-1, 0, 1, 2, 7]))
+    def open(self, length, chunk, budget):
+        name = f"r{self.count}"
+        before = self.it.kv.stats()
+        try:
+            row, plan = opened(self.engine, name, bytes(range(65, 65 + length)), chunk, max_tokens=budget)
+        except CapacityError:
+            assert before.free == 0
+            return
+        assert row not in self.rows
+        assert row not in self.closed
+        self.rows[row] = (name, plan)
+        self.said[row] = b""
+        self.count += 1
+
+    @rule(picks=st.lists(st.integers(0, 9), min_size=0, max_size=4), wild=st.integers(0, 30))
+    def submit(self, picks, wild):
+        parts = []
+        for index in picks:
+            row = self.pick(index)
+            view = self.engine.view(row) if row in self.rows else None
+            if view is None or view.state is SequenceState.DECODING or wild == 0:
+                parts.append(Decode(row))
+                continue
+            plan = self.rows[row][1]
+            here = view.stored + self._fed(row)
+            later = [piece for piece in pieces(row, plan) if plan.pieces[piece.index].start == here]
+            parts.append(later[0] if later else Decode(row))
+        steps = self.it.backend.steps
+        try:
+            self.engine.reserve(parts)
+            self.tickets.append(self.engine.submit(parts))
+        except REFUSALS:
+            assert self.it.backend.steps == steps
+        else:
+            assert self.it.backend.steps == steps + 1
+
+    def _fed(self, row):
+        return sum(
+            1 if isinstance(part, Decode) else part.plan.pieces[part.index].length
+            for ticket in self.tickets
+            for part in ticket.parts
+            if part.sequence_id == row
+        )
+
+    @rule()
+    def collect(self):
+        if not self.tickets:
+            return
+        ticket = self.tickets.popleft()
+        outcomes = self.engine.collect(ticket)
+        assert [o.sequence_id for o in outcomes] == [part.sequence_id for part in ticket.parts]
+        for outcome in outcomes:
+            assert outcome.error is None or outcome.cause is None
+            if outcome.sequence_id in self.rows and outcome.appended:
+                self.said[outcome.sequence_id] += bytes([outcome.token])
+
+    @rule(index=st.integers(0, 9))
+    def close(self, index):
+        row = self.pick(index)
+        assert self.engine.close(row) is (row in self.rows)
+        if self.rows.pop(row, None):
+            self.closed.add(row)
+
+    @rule(index=st.integers(0, 9))
+    def cancel(self, index):
+        if self.rows:
+            outcome = self.engine.cancel(self.pick(index))
+            assert (outcome.cause is None) is (outcome.error is not None)
+
+    @invariant()
+    def rows_are_sound(self):
+        for row, (name, _plan) in self.rows.items():
+            view = self.engine.view(row)
+            expected = bytes(script(name)[: script(name).index(EOS)])
+            produced = len(view.output)
+            assert bytes(view.output) == self.said[row] == expected[:produced], "E6 and the script"
+            assert 0 <= produced <= view.max_new, "E4"
+            assert view.prompt_tokens + produced <= view.context, "E4"
+            if view.in_flight == 0 and view.state is SequenceState.DECODING:
+                assert view.stored == view.prompt_tokens + produced - 1, "E1"
+            if view.in_flight == 0 and view.state is SequenceState.FINISHED and view.max_new:
+                cause = view.ending.cause
+                if cause == "eos":
+                    assert view.stored == view.prompt_tokens + produced, "E2"
+                elif cause in ("max_tokens", "context"):
+                    assert view.stored == view.prompt_tokens + produced - 1, "E2"
+            assert len(self.it.kv.page_table(row)) == 1, "E5"
+
+    @invariant()
+    def nothing_leaks(self):
+        stats = self.it.kv.stats()
+        waiting = {p.sequence_id for t in self.tickets for p in t.parts if p.sequence_id in self.closed}
+        assert stats.free + stats.owned == stats.total == SLOTS
+        assert stats.owned == len(self.rows) + len(waiting)
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            while self.tickets:
+                self.engine.collect(self.tickets.popleft())
+            for row in list(self.rows):
+                self.engine.close(row)
+            assert self.it.kv.stats().owned == 0
+
+
+Calls.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestCalls = Calls.TestCase
