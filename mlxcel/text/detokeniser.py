@@ -1,0 +1,59 @@
+"""Ids to text, one token at a time: one object a row, for every client, stream or not (spec 6.1)."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING, Protocol
+
+from mlxcel.text.decode_window import DecodeWindow
+
+if TYPE_CHECKING:
+    from mlxcel.core.tokenizer import Tokenizer
+
+
+class _Decoder(Protocol):
+    def push(self, token_id: int) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Detokeniser:
+    """Text of a growing list of ids, at a cost a token that does not depend on the length of the list.
+
+    The law (spec T2): the joined results of `push` and then `flush` are `tokenizer.decode(ids, skip_special=...)`, byte
+    for byte. What was returned is final; an unfinished character waits for its rest, and `flush` returns it as the
+    tokenizer's own decode would write it. Ids beyond the tokenizer's size are "". `flush` ends the text: it is called
+    once, after the last `push`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._decoder: _Decoder = _Bytes(tokenizer) if tokenizer.byte_exact else DecodeWindow(tokenizer)
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` adds, "" while a character is unfinished."""
+        if not 0 <= token_id < self._tokenizer.size:
+            return ""
+        if self._skip_special and self._tokenizer.is_special(token_id):
+            return ""
+        return self._decoder.push(token_id)
+
+    def flush(self) -> str:
+        """What still waited."""
+        return self._decoder.flush()
+
+
+class _Bytes:
+    """Tokens that are bytes, read as UTF-8 with replacement. Python's decoder replaces what the `tokenizers` library
+    replaces: each longest beginning of a character by one U+FFFD (Unicode, section 3.9)."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        return self._characters.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        return self._characters.decode(b"", final=True)
