@@ -14,6 +14,7 @@ from mlxcel.testing.byte_tokenizer import EOS
 from mlxcel.testing.faults import Fault, FaultPlan
 
 SLOTS = 3
+GOING = (SequenceState.OPEN, SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.PREEMPTED)
 REFUSALS = (BatchShapeError, CapacityError, UnknownSequence)
 
 
@@ -21,7 +22,7 @@ def script(name):
     """What row `name` says, from its name alone, so that the model needs no state of its own."""
     number = int(name[1:])
     text = f"{name}:{number * 7919}" * (1 + number % 3)
-    return [*text.encode()[: 1 + number % 23], EOS, *b"never said" * 3]
+    return [*text.encode()[: 1 + number % 5], EOS, *b"never said" * 3]
 
 
 class Calls(RuleBasedStateMachine):
@@ -43,7 +44,7 @@ class Calls(RuleBasedStateMachine):
     def pick(self, index):
         return list(self.rows)[index % len(self.rows)] if self.rows else 10_000
 
-    @rule(length=st.integers(1, 12), chunk=st.integers(1, 5), budget=st.sampled_from([-1, 0, 1, 2, 7]))
+    @rule(length=st.integers(1, 12), chunk=st.integers(3, 9), budget=st.sampled_from([-1, -1, 0, 1, 2, 7]))
     def open(self, length, chunk, budget):
         name = f"r{self.count}"
         before = self.it.kv.stats()
@@ -58,19 +59,18 @@ class Calls(RuleBasedStateMachine):
         self.said[row] = b""
         self.count += 1
 
-    @rule(picks=st.lists(st.integers(0, 9), min_size=0, max_size=4), wild=st.integers(0, 30))
-    def submit(self, picks, wild):
-        parts = []
-        for index in picks:
-            row = self.pick(index)
-            view = self.engine.view(row) if row in self.rows else None
-            if view is None or view.state is SequenceState.DECODING or wild == 0:
-                parts.append(Decode(row))
-                continue
+    def next_part(self, row):
+        """The part that would continue a row, or a decode where none does."""
+        view = self.engine.view(row)
+        if view.state is not SequenceState.DECODING:
             plan = self.rows[row][1]
             here = view.stored + self._fed(row)
-            later = [piece for piece in pieces(row, plan) if plan.pieces[piece.index].start == here]
-            parts.append(later[0] if later else Decode(row))
+            for piece in pieces(row, plan):
+                if plan.pieces[piece.index].start == here:
+                    return piece
+        return Decode(row)
+
+    def submit(self, parts):
         steps = self.it.backend.steps
         try:
             self.engine.reserve(parts)
@@ -79,6 +79,24 @@ class Calls(RuleBasedStateMachine):
             assert self.it.backend.steps == steps
         else:
             assert self.it.backend.steps == steps + 1
+
+    @rule(keep=st.lists(st.booleans(), min_size=SLOTS, max_size=SLOTS), ahead=st.integers(1, 2))
+    def go_on(self, keep, ahead):
+        """Any part of the rows that can go on, up to two steps ahead."""
+        for _ in range(ahead):
+            going = [row for row in self.rows if self.engine.view(row).state in GOING]
+            chosen = [row for row, kept in zip(going, keep, strict=False) if kept] or going
+            if chosen:
+                self.submit([self.next_part(row) for row in chosen])
+
+    @rule(ahead=st.integers(1, 2))
+    def all_go_on(self, ahead):
+        self.go_on([True] * SLOTS, ahead)
+        self.collect()
+
+    @rule(picks=st.lists(st.integers(0, 9), max_size=4))
+    def ask_for_nonsense(self, picks):
+        self.submit([Decode(self.pick(index)) for index in picks])
 
     def _fed(self, row):
         return sum(
@@ -148,5 +166,5 @@ class Calls(RuleBasedStateMachine):
             assert self.it.kv.stats().owned == 0
 
 
-Calls.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Calls.TestCase.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)
 TestCalls = Calls.TestCase
