@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -23,11 +22,19 @@ Rule = Callable[[str, Any], Any]
 """(field, value) -> the value in its own type, or RequestError with field, value and range."""
 
 
+def shown(value: Any) -> str:
+    """A value for a message, whatever it is: at most 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _real(low: float, high: float, words: str) -> Rule:
     def check(field: str, value: Any) -> float:
-        wrong = isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value)
-        if wrong or not low <= value <= high:
-            raise RequestError(f"{field} must be a number {words}, not {value!r}", field=field)
+        if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
+            raise RequestError(f"{field} must be a number {words}, not {shown(value)}", field=field)
         return float(value)
 
     return check
@@ -36,7 +43,7 @@ def _real(low: float, high: float, words: str) -> Rule:
 def _whole(low: int, high: int, words: str) -> Rule:
     def check(field: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
-            raise RequestError(f"{field} must be an integer {words}, not {value!r}", field=field)
+            raise RequestError(f"{field} must be an integer {words}, not {shown(value)}", field=field)
         return int(value)
 
     return check
@@ -44,7 +51,7 @@ def _whole(low: int, high: int, words: str) -> Rule:
 
 def _flag(field: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise RequestError(f"{field} must be true or false, not {value!r}", field=field)
+        raise RequestError(f"{field} must be true or false, not {shown(value)}", field=field)
     return value
 
 
@@ -55,7 +62,7 @@ def _optional(rule: Rule) -> Rule:
 def _id_list(field: str, value: Any) -> tuple[int, ...]:
     words = f"a list of at most {MAX_STOP_TOKEN_IDS} token ids"
     if not isinstance(value, list | tuple | set | frozenset):
-        raise RequestError(f"{field} must be {words}, not {value!r}", field=field)
+        raise RequestError(f"{field} must be {words}, not {shown(value)}", field=field)
     if len(value) > MAX_STOP_TOKEN_IDS:
         raise RequestError(f"{field} must be {words}, not {len(value)} of them", field=field)
     whole = _whole(0, 2**31 - 1, "of 0 or more in each place")
