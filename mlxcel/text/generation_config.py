@@ -1,0 +1,106 @@
+"""What is taken from generation_config.json beside the weights, by `--generation-config auto|eos|none|FILE`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from mlxcel.errors import CheckpointError, UsageError
+from mlxcel.plugins.formats.json_file import read_json_object
+from mlxcel.text.messages import shown
+
+if TYPE_CHECKING:
+    from mlxcel.core.checkpoint import Checkpoint
+
+FILE_NAME: Final = "generation_config.json"
+
+
+@attrs.frozen
+class GenerationDefaults:
+    """The model's own defaults, each taken alone; None and () mean that the file does not say. Penalties never are.
+
+    `origin` names the file, None when none was read. `temperature` is 0.0 where the file says `"do_sample": false`.
+    """
+
+    eos_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    origin: str | None = None
+
+    @classmethod
+    def read(cls, mode: str | Path, checkpoint: Checkpoint) -> GenerationDefaults:
+        """`mode` is "auto", "eos" (end ids only), "none", or a file that is read as "auto" reads the checkpoint's.
+
+        Raises CheckpointError for a value of a wrong type or out of range in the checkpoint's file, UsageError for one
+        in the operator's and when that cannot be read; both name the file and the key. What a mode does not take is
+        not looked at.
+        """
+        if mode == "none":
+            return cls()
+        if mode in ("auto", "eos"):
+            settings = checkpoint.assets.get(FILE_NAME)
+            if settings is None:
+                return cls()
+            return _taken(settings, str(checkpoint.path / FILE_NAME), eos_only=mode == "eos")
+        try:
+            return _taken(read_json_object(Path(mode)), str(mode), eos_only=False)
+        except CheckpointError as error:
+            raise UsageError(
+                f"--generation-config: {error.message}",
+                hint="auto, eos, none, or the name of a JSON file like generation_config.json",
+            ) from error
+
+
+def _taken(settings: Mapping[str, Any], file: str, *, eos_only: bool) -> GenerationDefaults:
+    eos = id_list(settings.get("eos_token_id"), f"{file}: eos_token_id")
+    if eos_only:
+        return GenerationDefaults(eos_ids=eos, origin=file)
+    temperature = _number(settings, "temperature", file, 100.0)
+    do_sample = settings.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise _wrong(f"{file}: do_sample", do_sample, "true or false")
+    top_k = settings.get("top_k")
+    if top_k is not None and (type(top_k) is not int or top_k < -1):
+        raise _wrong(f"{file}: top_k", top_k, "an integer of at least -1")
+    return GenerationDefaults(
+        eos_ids=eos,
+        temperature=0.0 if do_sample is False else temperature,
+        top_p=_number(settings, "top_p", file, 1.0),
+        top_k=top_k,
+        origin=file,
+    )
+
+
+def id_list(value: Any, what: str) -> tuple[int, ...]:
+    """The ids of an `eos_token_id`: an integer, a list of integers, or null. `what` names the place in errors.
+
+    Raises CheckpointError for anything else. Ranges are not looked at: -1, for one, means "none" in some files.
+    """
+    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    for item in values:
+        if type(item) is not int:
+            raise CheckpointError(
+                f"{what} is {shown(item)}, a token id or a list of them is needed", hint="correct the file"
+            )
+    return tuple(values)
+
+
+def _number(settings: Mapping[str, Any], key: str, file: str, most: float) -> float | None:
+    value = settings.get(key)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value) or not 0 <= value <= most:
+        raise _wrong(f"{file}: {key}", value, f"a number from 0 to {most:g}")
+    return float(value)
+
+
+def _wrong(what: str, value: Any, needed: str) -> CheckpointError:
+    return CheckpointError(
+        f"{what} is {shown(value)}, {needed} is needed",
+        hint="correct the file, or start with --generation-config eos, which takes the end ids only",
+    )
