@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -33,18 +34,20 @@ def shown(value: Any) -> str:
 
 def _real(low: float, high: float, words: str) -> Rule:
     def check(field: str, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, Real) or not low <= value <= high:
+        number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        if not low <= number <= high:
             raise RequestError(f"{field} must be a number {words}, not {shown(value)}", field=field)
-        return float(value)
+        return float(number)
 
     return check
 
 
 def _whole(low: int, high: int, words: str) -> Rule:
     def check(field: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        number: Any = value if isinstance(value, Integral) and not isinstance(value, bool) else math.nan
+        if not low <= number <= high:
             raise RequestError(f"{field} must be an integer {words}, not {shown(value)}", field=field)
-        return int(value)
+        return int(number)
 
     return check
 
