@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -126,6 +127,10 @@ def test_nothing_is_loaded_or_drawn(source: str) -> None:
         "{% set n.x = y %}{% endfor %}",
         "{{ 'x' * 10**10 }}",
         "{{ 10**10 * ['x'] }}",
+        "{{ messages[0].content.center(10**10) }}",
+        "{{ messages[0].content.ljust(width=10**10) if false else 'x'.zfill(10**10) }}",
+        "{{ messages[0].content | center(width=10**10) }}",
+        "{{ messages[0].content | indent(10**10, first=true) }}",
         "{{ 2 ** (10 ** 9) }}",
         "{% set x %}" + "long literal " * 5000 + "{% endset %}{% for i in range(99999) %}{{ x }}{% endfor %}",
         "(" * 100 + "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
@@ -137,14 +142,15 @@ def test_endless_templates_end(source: str) -> None:
         rendered(source)
 
 
-def test_a_bound_that_was_reached_does_not_count_for_the_next_render() -> None:
+def test_a_bound_counts_for_one_render_alone() -> None:
     counting = template(
         "{% for i in range(n) %}{% for j in range(n) %}{% endfor %}{% endfor %}{{ messages[0].content }}"
     )
     with pytest.raises(TemplateError, match="steps"):
         counting.render(USER, kwargs={"n": 1000}, now=NOON)
-    for _ in range(4):
-        assert counting.render(USER, kwargs={"n": 300}, now=NOON) == "hello there"
+    with ThreadPoolExecutor(4) as pool:
+        renders = [pool.submit(counting.render, USER, kwargs={"n": 300}, now=NOON) for _ in range(4)]
+    assert [render.result() for render in renders] == ["hello there"] * 4
 
 
 @pytest.mark.parametrize("words", ["Conversation roles must alternate user/assistant", "ärger 😀", "x" * 5000])

@@ -93,7 +93,9 @@ def test_a_template_that_is_no_text_is_an_error_of_the_checkpoint(value: Any) ->
         selected({"tokenizer_config.json": {"chat_template": value}})
 
 
-@pytest.mark.parametrize("source", ["{% if", "{{ x | no_such_filter }}", "chatml", "", "{% for m in messages %}"])
+@pytest.mark.parametrize(
+    "source", ["{% if", "{{ x | no_such_filter }}", "chatml", "", "{% for m in messages %}", "{{ 1 }}" + "x" * 2**20]
+)
 def test_an_operators_template_that_cannot_work_is_a_start_error(source: str, tmp_path: Path) -> None:
     """T17. The name of a file, or of a built-in template of other servers, is no template."""
     file = tmp_path / "bad.jinja"

@@ -6,9 +6,9 @@ Jinja is imported by the first render, not by this module.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -17,10 +17,7 @@ from mlxcel.text.messages import checked_messages, refuse_vanished, shown
 from mlxcel.text.special_tokens import SPECIAL_TOKEN_NAMES, special_tokens
 
 if TYPE_CHECKING:
-    import jinja2
-
     from mlxcel.core.checkpoint import Checkpoint
-    from mlxcel.text.sandbox import TemplateEnvironment
 
 MAX_WORDS: Final = 512  # characters of a template's own words in an error
 MAX_SOURCE: Final = 1 << 20  # the longest known has about 2**15 characters
@@ -51,7 +48,7 @@ class ChatTemplate:
     def check(self) -> None:
         """Compiles the template. Raises TemplateError where it does not; `render` would do so at its first call."""
         try:
-            _ = self._compiled
+            _ = self._run
         except Exception as error:
             self._fail(error)
 
@@ -84,8 +81,7 @@ class ChatTemplate:
                 )
             sentinel = _leave_open(conversation)
         try:
-            prompt = self._environment.render(
-                self._compiled,
+            prompt = self._run(
                 {
                     "documents": None,
                     **extra,
@@ -126,16 +122,14 @@ class ChatTemplate:
         return dict(kwargs or {})
 
     @cached_property
-    def _environment(self) -> TemplateEnvironment:
+    def _run(self) -> Callable[[Mapping[str, Any]], str]:
+        """The compiled template: variables to text."""
         from mlxcel.text.sandbox import TemplateEnvironment
 
-        return TemplateEnvironment()
-
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
         if len(self.source) > MAX_SOURCE:
-            raise TemplateError(f"it has {len(self.source)} characters, at most {MAX_SOURCE} are taken")
-        return self._environment.compiled(self.source)
+            raise ValueError(f"it has {len(self.source)} characters, at most {MAX_SOURCE} are taken")
+        environment = TemplateEnvironment()
+        return partial(environment.render, environment.compiled(self.source))
 
     def _fail(self, error: Exception) -> NoReturn:
         """TemplateError for whatever came out of Jinja."""

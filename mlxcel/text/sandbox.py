@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Any, Final, NoReturn
 
 import jinja2
@@ -68,6 +69,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         )
         self._meter = threading.local()
         self.filters["tojson"] = tojson
+        for name in ("center", "indent"):
+            self.filters[name] = _narrow(self.filters[name])
         del self.filters["random"], self.globals["lipsum"]  # equal requests give equal prompts
 
     def compiled(self, source: str) -> jinja2.Template:
@@ -119,6 +122,11 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             _refuse_size()
         return super().call_binop(context, operator, left, right)
 
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(getattr(function, "__self__", None), str):  # center, ljust, zfill ...
+            _refuse_width(*args, *kwargs.values())
+        return super().call(context, function, *args, **kwargs)
+
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe")
 
@@ -131,6 +139,22 @@ def _length(operator: str, left: Any, right: Any) -> int:
     if sizes[0] is not None and isinstance(right, int):
         return sizes[0] * right
     return sizes[1] * left if sizes[1] is not None and isinstance(left, int) else 0
+
+
+def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that refuses to pad a text beyond what a template may write."""
+
+    @wraps(function)
+    def narrow(value: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_width(*args, *kwargs.values())
+        return function(value, *args, **kwargs)
+
+    return narrow
+
+
+def _refuse_width(*arguments: Any) -> None:
+    if any(isinstance(argument, int) and argument > MAX_CHARACTERS for argument in arguments):
+        _refuse_size()
 
 
 def _refuse_size() -> NoReturn:
