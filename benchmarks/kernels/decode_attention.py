@@ -93,7 +93,7 @@ def reference(q, k_pages, v_pages, page_tables, seq_lens):
 def attend(columns, k_pages, v_pages, schedule, *, tokens=1, group, tuning=Tuning(), num_sms=132):
     """columns [S, K, N, d] bf16, pages [pages, K, page_size, d] bf16 -> [S, K, N, d] bf16. Columns past the last are waste.
 
-    Token t of a row sees its first seq_len - tokens + 1 + t keys. A row of length 0 yields zeros. N in 8, 16 ... 64.
+    Token t of a row sees its first seq_len - tokens + 1 + t keys. An empty row yields zeros. N <= 64. Pools hold no NaN, unused pages too.
     """
     (S, K, N, d), page_size, block = columns.shape, k_pages.shape[2], tuning.block
     tile, blocks = min(page_size, TILE), schedule.work.shape[0] // columns.shape[0]
