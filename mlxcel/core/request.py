@@ -34,7 +34,7 @@ def shown(value: Any) -> str:
 
 def _real(low: float, high: float, words: str) -> Rule:
     def check(field: str, value: Any) -> float:
-        number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        number: Any = math.nan if isinstance(value, bool) or not isinstance(value, Real) else value
         if not low <= number <= high:
             raise RequestError(f"{field} must be a number {words}, not {shown(value)}", field=field)
         return float(number)
@@ -44,7 +44,7 @@ def _real(low: float, high: float, words: str) -> Rule:
 
 def _whole(low: int, high: int, words: str) -> Rule:
     def check(field: str, value: Any) -> int:
-        number: Any = value if isinstance(value, Integral) and not isinstance(value, bool) else math.nan
+        number: Any = math.nan if isinstance(value, bool) or not isinstance(value, Integral) else value
         if not low <= number <= high:
             raise RequestError(f"{field} must be an integer {words}, not {shown(value)}", field=field)
         return int(number)
