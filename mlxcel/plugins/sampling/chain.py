@@ -1,0 +1,111 @@
+"""The sampler chain: array-API functions over [R, V]. Only the set of active stages is static."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mlxcel.core.plan import SamplingArrays
+from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.sampling import Drawn
+from mlxcel.plugins.sampling import filters, noise
+from mlxcel.plugins.sampling.logprobs import best, log_softmax
+
+STAGES = ("top_k", "top_p", "min_p", "temperature")
+"""Stages of this version by their names in `samplers`, in the order they run (spec 4.1)."""
+
+FINE, NOT_A_NUMBER, NOTHING_ALLOWED = 0, 1, 2
+
+
+@attrs.frozen
+class ChainState:
+    """A row's sampler state. Nothing of these stages changes from token to token."""
+
+    params: SamplingParams
+
+
+class ChainSampler:
+    """Masks, then greedy rows leave by argmax; the others go through the filters, the temperature and a Gumbel draw."""
+
+    name = "chain"
+    stage_order = STAGES
+
+    def __init__(self, *, vocab: int, tokenizer_size: int | None = None) -> None:
+        """`vocab` is V; ids at or above `tokenizer_size` are padding rows of the model and never drawn (spec S14)."""
+        self._vocab = vocab
+        self._named = vocab if tokenizer_size is None else min(tokenizer_size, vocab)
+
+    def open(self, spec: SequenceSpec) -> ChainState:
+        return ChainState(spec.params)
+
+    def commit(self, state: ChainState, token: int) -> None:
+        """These stages remember nothing."""
+
+    def pack(self, states: Sequence[ChainState], positions: Sequence[int]) -> SamplingArrays:
+        rows = [state.params for state in states]
+        drawing = [row for row in rows if not row.greedy]
+        active = {
+            "top_k": any(0 < row.top_k < self._vocab for row in drawing),
+            "top_p": any(row.top_p < 1 for row in drawing),
+            "min_p": any(row.min_p > 0 for row in drawing),
+            "temperature": bool(drawing),
+        }
+        wanted = [row.logprobs for row in rows if row.logprobs is not None]
+        return SamplingArrays(
+            stages=tuple(stage for stage in STAGES if active[stage]),
+            params={
+                "greedy": np.array([row.greedy for row in rows], bool),
+                "temperature": np.array([1 if row.greedy else row.temperature for row in rows], np.float32),
+                "top_k": np.array(
+                    [min(row.top_k, self._vocab) if row.top_k > 0 else self._vocab for row in rows], np.int32
+                ),
+                "top_p": np.array([row.top_p for row in rows], np.float32),
+                "min_p": np.array([row.min_p for row in rows], np.float32),
+                "seed_low": np.array([row.seed & 0xFFFFFFFF for row in rows], np.uint32),
+                "seed_high": np.array([row.seed >> 32 for row in rows], np.uint32),
+                "position": np.asarray(positions, np.uint32),
+            },
+            top_logprobs=max(wanted) if wanted else None,
+        )
+
+    def draw(self, xp: Any, logits: Any, sampling: SamplingArrays) -> Drawn:
+        params = sampling.params
+        minus_inf = xp.float32(-xp.inf)
+        raw = logits.astype(xp.float32)
+        broken = xp.any(xp.isnan(raw) | (raw == xp.inf), axis=-1)
+        raw = xp.where(broken[:, None], xp.float32(0), raw)
+        named = xp.arange(raw.shape[-1])[None, :] < self._named
+        masked = xp.where(named, raw, minus_inf)
+        empty = xp.max(masked, axis=-1) == minus_inf
+        status = xp.where(broken, NOT_A_NUMBER, xp.where(empty, NOTHING_ALLOWED, FINE)).astype(xp.int32)
+        masked = xp.where(empty[:, None], xp.float32(0), masked)
+        tokens = xp.argmax(masked, axis=-1).astype(xp.int32)
+        if "temperature" in sampling.stages:
+            tokens = xp.where(params["greedy"], tokens, self._sample(xp, masked, sampling))
+        logprobs = top_ids = top_logprobs = None
+        if sampling.top_logprobs is not None:
+            values = log_softmax(xp, raw)
+            logprobs = xp.take_along_axis(values, tokens[:, None], axis=-1)[:, 0]
+            if sampling.top_logprobs:
+                top_ids, top_logprobs = best(xp, values, sampling.top_logprobs)
+        return Drawn(xp.where(status == FINE, tokens, -1).astype(xp.int32), status, logprobs, top_ids, top_logprobs)
+
+    def _sample(self, xp: Any, z: Any, sampling: SamplingArrays) -> Any:
+        """argmax over survivors of (z - m) / T + Gumbel noise (spec S24, S27): int32 [R]."""
+        params = sampling.params
+        for stage, function, off in (
+            ("top_k", filters.top_k, None),
+            ("top_p", filters.top_p, 1),
+            ("min_p", filters.min_p, 0),
+        ):
+            if stage in sampling.stages:
+                value = params[stage][:, None]
+                idle = value >= self._vocab if off is None else value == off
+                safe = xp.where(idle, xp.ones_like(value), value)
+                z = xp.where(idle, z, function(xp, z, safe))
+        scaled = (z - xp.max(z, axis=-1, keepdims=True)) / params["temperature"][:, None]
+        keys = noise.row_keys(xp, params["seed_low"], params["seed_high"], params["position"], noise.DRAW)
+        return xp.argmax(scaled + noise.gumbel(xp, noise.words(xp, keys, z.shape[-1])), axis=-1).astype(xp.int32)
