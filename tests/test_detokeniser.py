@@ -245,7 +245,7 @@ def test_tokens_without_text_do_not_fill_the_window() -> None:
     library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tok = CountingTokenizer(adapted(library))
     detokeniser = Detokeniser(tok)
-    text = "".join(detokeniser.push(index) for index in [1, *[0] * 300, 1, 0, 1]) + detokeniser.flush()
+    text = "".join(detokeniser.push(index) for index in [1, *[0] * 1000, 1, 0, 1]) + detokeniser.flush()
     assert text == "x x x"
     assert max(tok.decoded) <= MAX_CONTEXT + MAX_RUN
 

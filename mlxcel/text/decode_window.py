@@ -6,7 +6,8 @@ one U+FFFD a byte, so that a byte can still change the ones before it. Such a ru
 proves to be no UTF-8, or after 256 tokens (one that proves wrong even later keeps what was shown).
 
 The window is a short end of the reply that decodes what follows as the whole reply would: it begins with shown tokens
-whose text is not empty, so that the rules for a beginning are used up, and never inside a run of byte tokens.
+whose text is not empty, so that the rules for a beginning are used up, and it holds what decides how an open run of
+byte tokens goes on.
 """
 
 from __future__ import annotations
@@ -80,10 +81,9 @@ class DecodeWindow:
             self._run.length = len(self._run.core)
 
     def _keep(self, ids: list[int], last_start: int) -> None:
-        """The shortest end of `ids` that has text and begins at or before `last_start`, outside a run of bytes."""
+        """The shortest end of `ids` that has text and begins at or before `last_start`."""
         for start in range(last_start, -1, -1):
-            inside = start > 0 and self._byte(ids[start]) is not None and self._byte(ids[start - 1]) is not None
-            if not inside and (start == 0 or self._decode(ids[start:])):
+            if start == 0 or self._decode(ids[start:]):
                 break
         kept = ids[start:]
         if len(kept) > MAX_CONTEXT:  # tokens without text behind the first ones: the latest decide
