@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
-import numpy as np
 
-from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import ModelFamily
-from mlxcel.core.kv import KVSpec
 from mlxcel.core.named import Named, load_target
-from mlxcel.core.plan import StepPlan, StepResult
-from mlxcel.core.request import SequenceSpec
-from mlxcel.core.sampling import Sampler
-from mlxcel.core.source import Progress
+
+if TYPE_CHECKING:  # plugins import this module to register: no numpy
+    from mlxcel.core.checkpoint import Checkpoint
+    from mlxcel.core.family import ModelFamily
+    from mlxcel.core.kv import KVSpec
+    from mlxcel.core.plan import StepPlan, StepResult
+    from mlxcel.core.request import SequenceSpec
+    from mlxcel.core.sampling import Sampler
+    from mlxcel.core.source import Progress
 
 Level = Literal["R0", "R1", "R2"]
 """How far the promise of row invariance holds (docs/design.md 1)."""
@@ -108,4 +109,8 @@ class Backend(Protocol):
 
 def empty_result() -> StepResult:
     """The result of a step in which no row draws."""
+    import numpy as np
+
+    from mlxcel.core.plan import StepResult
+
     return StepResult(tokens=np.zeros(0, np.int32), status=np.zeros(0, np.int32))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
-import numpy as np
 
 from mlxcel.core.named import Named
+
+if TYPE_CHECKING:  # plugins import this module to register: no numpy
+    import numpy as np
 
 
 @attrs.frozen
@@ -23,7 +26,7 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 class Checkpoint(Protocol):

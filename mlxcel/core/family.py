@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
-import numpy as np
 
-from mlxcel.core.kv import KVSpec
 from mlxcel.core.named import Named
+
+if TYPE_CHECKING:  # plugins import this module to register: no numpy
+    import numpy as np
+
+    from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.kv import KVSpec
 
 Role = Literal["linear", "bias", "norm", "embedding"]
 Array = Any
@@ -144,8 +148,9 @@ class ModelFamily(Protocol):
     @property
     def name(self) -> str: ...
 
-    def parse_config(self, raw: Mapping[str, Any], *, naming: str, tensors: Collection[str]) -> Any:
-        """The family's own frozen config from a checkpoint's config (see Checkpoint.config) and tensor names.
+    def parse_config(self, checkpoint: Checkpoint) -> Any:
+        """The family's own frozen config, from the checkpoint's config, its tensor names and, where a format keeps a
+        parameter in one, a small tensor.
 
         It must have `vocab_size` (V, rows of the embedding) and `context` (positions the model was made for).
         CheckpointError names the key that is missing, wrong or not supported, and what is known.

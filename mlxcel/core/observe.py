@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mlxcel.core.plan import StepReport
+if TYPE_CHECKING:  # plugins import this module to register: no numpy
+    from mlxcel.core.plan import StepReport
 
 log = logging.getLogger("mlxcel.observers")
 
