@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # plugins import this module to register: no numpy
     import numpy as np
 
     from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.kv import KVSpec
+    from mlxcel.core.kv import KVSpec
 
 Role = Literal["linear", "bias", "norm", "embedding"]
 Array = Any

@@ -1,0 +1,123 @@
+"""The NumPy backend: float32, readable, row-invariant by construction (level R2)."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import attrs
+import numpy as np
+
+from mlxcel.core.backend import BackendCaps, empty_result
+from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.family import ModelFamily
+from mlxcel.core.kv import BLOCK, KVSpec
+from mlxcel.core.plan import CARRY, StepPlan, StepResult
+from mlxcel.core.request import SequenceSpec
+from mlxcel.core.sampling import Sampler
+from mlxcel.core.source import Progress
+from mlxcel.errors import DeviceError, UsageError
+from mlxcel_reference_numpy.context import NumpyContext
+from mlxcel_reference_numpy.weights import Weights, load_weights
+
+
+@attrs.frozen(eq=False)
+class _Model:
+    family: ModelFamily
+    config: Any
+    weights: Weights
+
+
+@attrs.frozen(eq=False)
+class _Running:
+    sampler: Sampler
+    keys: list[np.ndarray]
+    values: list[np.ndarray]
+    last_tokens: np.ndarray  # int32 [slots]
+
+
+class NumpyBackend:
+    """Runs a step where it is submitted; `read` has nothing to wait for."""
+
+    def __init__(self, *, device: str = "auto", dtype: str = "auto", deterministic: bool = False) -> None:
+        """`deterministic` asks for R1 at least: this backend is at R2 always."""
+        if device not in ("auto", "cpu"):
+            raise DeviceError(
+                f"backend reference-numpy runs on the CPU, not on {device}",
+                hint="leave --device out, or choose a backend for that device: mlxcel plugins lists them",
+            )
+        if dtype not in ("auto", "float32"):
+            raise UsageError(f"backend reference-numpy computes in float32, not in {dtype}", hint="leave --dtype out")
+        self._caps = BackendCaps(
+            level="R2",
+            platform="cpu",
+            device=platform.processor() or platform.machine(),
+            dtype="float32",
+            page_sizes=(16, 32, 64, 128),
+            run_ahead=True,
+            mixed_steps=True,
+        )
+        self._model: _Model | None = None
+        self._running: _Running | None = None
+
+    @property
+    def caps(self) -> BackendCaps:
+        return self._caps
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._loaded().weights.nbytes
+
+    def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
+        self._model = _Model(family, config, load_weights(family.schema(config), checkpoint, progress))
+
+    def start(self, *, kv_spec: KVSpec, pages: int, page_size: int, slots: int, sampler: Sampler) -> None:
+        layers = kv_spec.layers
+        self._running = _Running(
+            sampler=sampler,
+            # np.zeros is backed on first touch, so memory follows use and not the bound.
+            keys=[np.zeros((pages, kv.kv_heads, page_size, kv.k_dim), np.float32) for kv in layers],
+            values=[np.zeros((pages, kv.kv_heads, page_size, kv.v_dim), np.float32) for kv in layers],
+            last_tokens=np.zeros(slots, np.int32),
+        )
+
+    def open(self, slot: int, spec: SequenceSpec) -> None:
+        """No row owns state here beyond its pages."""
+
+    def release(self, slot: int) -> None:
+        """Nothing to free; pages are masked by their rows' lengths."""
+
+    def carry(self, slot: int, token: int) -> None:
+        self._started().last_tokens[slot] = token
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        model, running = self._loaded(), self._started()
+        own = np.repeat(running.last_tokens[plan.slots], np.diff(plan.query_start))
+        token_ids = np.where(plan.token_ids == CARRY, own, plan.token_ids)
+        context = NumpyContext(plan, token_ids, model.weights, running.keys, running.values)
+        # Overflow and NaN of one row are found by its status word; they must not become warnings of the step.
+        with np.errstate(all="ignore"):
+            logits = model.family.forward(context, model.config)
+            store = "paged" if running.keys[0].shape[2] <= BLOCK else "dense"
+            routes = {f"ref_{store}_gather": plan.num_rows * model.weights.layers}
+            if not len(plan.draw_rows):
+                return attrs.evolve(empty_result(), routes=routes)
+            drawn = running.sampler.draw(np, logits, plan.sampling)
+        running.last_tokens[plan.slots[plan.draw_rows]] = drawn.tokens
+        return StepResult(drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, routes)
+
+    def read(self, handle: StepResult) -> StepResult:
+        return handle
+
+    def close(self) -> None:
+        self._model = self._running = None
+
+    def _loaded(self) -> _Model:
+        if self._model is None:
+            raise RuntimeError("load() comes before this")
+        return self._model
+
+    def _started(self) -> _Running:
+        if self._running is None:
+            raise RuntimeError("start() comes before this")
+        return self._running

@@ -1,0 +1,77 @@
+"""Reading a checkpoint's config: every value is checked, and an error names its key and the file's own value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from mlxcel.errors import CheckpointError
+
+LARGEST = 1 << 24
+"""No size in a config of a real model is larger; a damaged one must not choose how much memory is asked for."""
+
+
+class ConfigKeys:
+    """Typed access to one config mapping. `where` names it for errors ("config.json", "the GGUF metadata")."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+        self._raw = raw
+        self._where = where
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there; null counts as not there."""
+        return self._raw.get(key) is not None
+
+    def value(self, key: str) -> Any:
+        if not self.has(key):
+            raise CheckpointError(f"{self._where} has no {key}", hint="the checkpoint is incomplete or of another kind")
+        return self._raw[key]
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """An integer of 1 or more."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            raise self.wrong(key, f"an integer from 1 to {LARGEST}")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.value(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.wrong(key, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._raw.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def word(self, key: str, known: tuple[str, ...], default: str | None = None) -> str:
+        """One of the known words."""
+        if default is not None and not self.has(key):
+            return default
+        value = self.value(key)
+        if value not in known:
+            raise self.wrong(key, f"one of {', '.join(known)}: nothing else is supported")
+        return str(value)
+
+    def within(self, key: str) -> ConfigKeys | None:
+        """A mapping inside this one, or None."""
+        value = self._raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "a mapping")
+        return ConfigKeys(value, f"{self._where}, {key},")
+
+    def wrong(self, key: str, wanted: str) -> CheckpointError:
+        value = repr(self._raw.get(key))
+        return CheckpointError(f"{self._where} says {key} = {value[:80]}: it must be {wanted}")
