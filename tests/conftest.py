@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from plugin_doubles import Installer
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +21,16 @@ def smollm2_path() -> Path:
     if not path.is_file():
         pytest.fail(f"MLXCEL_TEST_MODEL names {path}, which is no file")
     return path
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
+    """An empty place for distributions; what was imported from it is forgotten after the test."""
+    before = set(sys.modules)
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    yield Installer(folder)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+            del sys.modules[name]

@@ -91,8 +91,9 @@ def mlxcel_prefill_planners() -> list[Named]:
 def mlxcel_samplers() -> list[Named]:
     """Sampling maths, chosen by `--sampler NAME`.
 
-    `load()` gives a factory `(*, vocab: int, tokenizer: Tokenizer) -> Sampler`; `vocab` is V, the rows of the output.
-    `Sampler.draw` is pure array-API code that every backend runs.
+    `load()` gives a factory `(*, vocab: int, tokenizer_size: int) -> Sampler`; `vocab` is V, the rows of the output,
+    of which those at or above `tokenizer_size` are padding. `Sampler.draw` is pure array-API code that every backend
+    runs.
     """
 
 
