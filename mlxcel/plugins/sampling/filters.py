@@ -18,7 +18,7 @@ def top_k(xp: Any, z: Any, k: Any) -> Any:
 
 
 def top_p(xp: Any, z: Any, p: Any) -> Any:
-    """Keep i iff the mass strictly above it is < p of the whole, or it is a maximum. p float32 [R, 1]."""
+    """Keep i iff the mass strictly above it is < p of the whole, or it is a maximum. p float32 [R, 1], 0 … 1."""
     image = ordered_image(xp, z)
     weight = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
     bound = p * tree_sum(xp, weight)
@@ -26,8 +26,7 @@ def top_p(xp: Any, z: Any, p: Any) -> Any:
     def little_above(t: Any) -> Any:
         return tree_sum(xp, xp.where(image > t, weight, xp.float32(0))) < bound
 
-    best = xp.max(image, axis=-1, keepdims=True)
-    return _keep(xp, z, image >= xp.minimum(lowest_threshold(xp, image, little_above), best))
+    return _keep(xp, z, image >= lowest_threshold(xp, image, little_above))
 
 
 def min_p(xp: Any, z: Any, p: Any) -> Any:

@@ -16,7 +16,10 @@ _PARITY = 0x1BD11BDA
 
 
 def threefry2x32(xp: Any, key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
-    """20 rounds of threefry2x32. All four arrays uint32 of shapes that broadcast; returns two words of that shape."""
+    """20 rounds of threefry2x32. All four uint32 arrays, shapes that broadcast, at least one axis.
+
+    Returns two words of that shape.
+    """
     u32 = xp.uint32
     keys = (key[0], key[1], key[0] ^ key[1] ^ u32(_PARITY))
     x0, x1 = counter[0] + keys[0], counter[1] + keys[1]
