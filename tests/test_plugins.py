@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -219,12 +220,24 @@ def test_trace_tells_every_call(third_party: Installer) -> None:
     assert told == []
     manager.samplers()
     assert told == [
-        "mlxcel_samplers() of mlxcel-builtin (mlxcel 0.1.0) -> chain",
+        f"mlxcel_samplers() of mlxcel-builtin (mlxcel {version('mlxcel')}) -> chain",
         "mlxcel_samplers() of broken (broken 1.0) -> failed: ValueError: no dice today",
     ]
     manager.samplers()
     manager.kv_stores()
     assert len(told) == 4
+
+
+def test_what_an_interrupted_uninstallation_left_is_not_found_twice(third_party: Installer) -> None:
+    third_party.install("mine", sampler("dice"))
+    (third_party.folder / "~ine-1.0.dist-info").mkdir()
+    for file in (third_party.folder / "mine-1.0.dist-info").iterdir():
+        (third_party.folder / "~ine-1.0.dist-info" / file.name).write_text(file.read_text())
+    nameless = third_party.folder / "~nother-1.0.dist-info"
+    nameless.mkdir()
+    (nameless / "entry_points.txt").write_text("[mlxcel]\nother = mine_plugin\n")
+    assert list(load().samplers()) == ["chain", "dice"]
+    assert [info.error for info in load().infos() if info.distribution != "mlxcel"] == [None]
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -239,14 +252,14 @@ def test_a_name_registered_twice_names_both_plugins(third_party: Installer) -> N
         manager.samplers()
     assert caught.value.message == expected
     assert caught.value.exit_code == 2
-    assert manager.clashes() == [expected]
+    assert manager.clashes(built_in_commands=()) == [expected]
     assert list(manager.kv_stores()) == ["dense", "box", "drawer"]
     assert list(load(("second",)).samplers()) == ["chain", "dice"]
 
 
 def test_a_built_in_name_cannot_be_taken(third_party: Installer) -> None:
     third_party.install("thief", samplers("return [Named('chain', '', 'a:B')]"))
-    with pytest.raises(PluginError, match=r"by mlxcel-builtin \(mlxcel 0\.1\.0\), by thief \(thief 1\.0\)"):
+    with pytest.raises(PluginError, match=r"by mlxcel-builtin \(mlxcel [^)]+\), by thief \(thief 1\.0\)"):
         load().samplers()
 
 

@@ -11,38 +11,34 @@ from click.testing import CliRunner, Result
 from plugin_doubles import Installer, load, samplers
 
 import mlxcel.cli.plugins
-from mlxcel.errors import MlxcelError, PluginError
-from mlxcel.plugins import discovery
+from mlxcel.errors import MlxcelError
+from mlxcel.plugins.discovery import COMMANDS_GROUP, EntryPoint, command_clashes, entry_points
 from mlxcel.plugins.manager import PluginManager
 
 
 def test_commands_are_listed_and_not_imported(third_party: Installer) -> None:
     third_party.install("cli", commands={"dance": "raises_when_imported:dance"})
     (third_party.folder / "raises_when_imported.py").write_text("raise RuntimeError('imported')")
-    found = discovery.commands(built_in=("list",), only=None)
-    assert [(entry.name, entry.distribution, entry.target) for entry in found.values()] == [
-        ("dance", "cli", "raises_when_imported:dance")
-    ]
+    [found] = entry_points(COMMANDS_GROUP, None)
+    assert found == EntryPoint("dance", "raises_when_imported:dance", "cli", "1.0")
     with pytest.raises(RuntimeError, match="imported"):
-        found["dance"].load()
-    assert discovery.commands(built_in=(), only=()) == {}
-    assert list(discovery.commands(built_in=(), only=("CLI",))) == ["dance"]
+        found.load()
+    assert entry_points(COMMANDS_GROUP, ()) == []
+    assert entry_points(COMMANDS_GROUP, ("CLI",)) == [found]
 
 
-@pytest.mark.parametrize(
-    ("built_in", "message"),
-    [
-        (("dance",), "the command 'dance' of cli 1.0 has the name of the built-in command of mlxcel"),
-        ((), "the command 'dance' of other 1.0 has the name of the command of cli 1.0"),
-    ],
-)
-def test_a_command_whose_name_is_taken(third_party: Installer, built_in: tuple[str, ...], message: str) -> None:
-    third_party.install("cli", commands={"dance": "a:b"})
-    if not built_in:
-        third_party.install("other", commands={"dance": "c:d"})
-    with pytest.raises(PluginError) as caught:
-        discovery.commands(built_in=built_in, only=None)
-    assert caught.value.message == message
+def test_a_command_whose_name_is_taken_is_a_clash(third_party: Installer) -> None:
+    third_party.install("cli", commands={"dance": "a:b", "list": "a:c"})
+    third_party.install("other", commands={"dance": "c:d", "sing": "c:e"})
+    found = entry_points(COMMANDS_GROUP, None)
+    expected = [
+        "the command 'list' of cli 1.0 has the name of the built-in command of mlxcel",
+        "the command 'dance' of other 1.0 has the name of the command of cli 1.0",
+    ]
+    assert command_clashes(found, ("list", "rm")) == expected
+    assert [line for line in run().stdout.splitlines() if line.startswith("error: ")] == [
+        f"error: {line}" for line in expected
+    ]
 
 
 # --- mlxcel plugins --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
+from mlxcel.cli.commands import NAMES
 from mlxcel.errors import MlxcelError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class PluginsFailed(MlxcelError):
 def command(context: CliContext, *, as_json: bool, strict: bool) -> None:
     """Installed plugins: hooks used, names registered, versions, load errors."""
     plugins = context.plugins()
-    infos, commands, clashes = plugins.infos(), plugins.command_entries(), plugins.clashes()
+    infos, commands, clashes = plugins.infos(), plugins.command_entries(), plugins.clashes(built_in_commands=NAMES)
     if as_json:
         rows = [attrs.asdict(info) for info in infos]
         third_party = [attrs.asdict(entry) for entry in commands]

@@ -62,14 +62,6 @@ def entry_points(group: str, only: Collection[str] | None) -> list[EntryPoint]:
     return [entry for entry in found if entry.distribution == OWN or entry.distribution in wanted]
 
 
-def commands(*, built_in: Collection[str], only: Collection[str] | None) -> dict[str, EntryPoint]:
-    """Third-party commands by name. PluginError for a name that a built-in command or another distribution has."""
-    found = entry_points(COMMANDS_GROUP, only)
-    if clashes := command_clashes(found, built_in):
-        raise PluginError(clashes[0], hint="uninstall one of them, or leave one out with MLXCEL_PLUGINS")
-    return {entry.name: entry for entry in found}
-
-
 def command_clashes(found: Iterable[EntryPoint], built_in: Collection[str]) -> list[str]:
     """A sentence for each command whose name is taken."""
     owners = dict.fromkeys(built_in, f"the built-in command of {OWN}")
@@ -83,11 +75,16 @@ def command_clashes(found: Iterable[EntryPoint], built_in: Collection[str]) -> l
 
 
 def _installed(group: str) -> list[EntryPoint]:
-    found = [
-        EntryPoint(entry.name, entry.value, normalise(entry.dist.name), entry.dist.version)
-        for entry in metadata.entry_points(group=group)
-        if entry.dist is not None
-    ]
+    """One entry a distribution and name, even where an interrupted uninstallation left a second copy of its metadata,
+    or one without a name in it."""
+    found: list[EntryPoint] = []
+    owners: dict[str, metadata.Distribution] = {}
+    for entry in metadata.entry_points(group=group):
+        if entry.dist is None or "Name" not in entry.dist.metadata:
+            continue
+        distribution = normalise(entry.dist.name)
+        if owners.setdefault(distribution, entry.dist) is entry.dist:
+            found.append(EntryPoint(entry.name, entry.value, distribution, entry.dist.version))
     return sorted(found, key=lambda entry: (entry.distribution != OWN, entry.distribution))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import pluggy
@@ -27,7 +27,6 @@ from mlxcel.plugins.discovery import GROUP, OWN, EntryPoint
 from mlxcel.plugins.kinds import KINDS, Kind
 from mlxcel.plugins.registry import Failure, Offer, PluginInfo, Registry, clashes, near, reason
 
-T = TypeVar("T")
 _log = logging.getLogger("mlxcel.plugins")
 
 
@@ -114,16 +113,6 @@ class PluginManager:
         """Observers have no names of their own: they are called after their plugin and class."""
         return self._registry(kinds.OBSERVERS)
 
-    def commands(self, built_in: Collection[str] = ()) -> dict[str, EntryPoint]:
-        """Third-party commands by name; see `discovery.commands`, which needs no plugin to be imported."""
-        return discovery.commands(built_in=built_in, only=self._only)
-
-    def choose(self, kind: str, mapping: Registry[T], name: str) -> T:
-        """`mapping.choose(name)`, where `kind` must be what the registry holds: a mix-up is found at once."""
-        if kind not in (mapping.kind.word, mapping.kind.hook):
-            raise ValueError(f"a registry of {mapping.kind.word} items was asked for a {kind}")
-        return mapping.choose(name)
-
     def family_for(self, naming: str, architecture: str) -> FamilySpec:
         """The family that claims a checkpoint's architecture under its naming ("hf", "gguf"). CheckpointError if none
         does, with the architectures that are known and the plugins that failed."""
@@ -144,10 +133,10 @@ class PluginManager:
         answers = {kind: self._ask(kind) for kind in KINDS}
         return [self._info(plugin, answers) for plugin in self._plugins]
 
-    def clashes(self) -> list[str]:
-        """A sentence for each name that is registered twice, commands of two distributions included."""
+    def clashes(self, *, built_in_commands: Collection[str]) -> list[str]:
+        """A sentence for each name that is registered twice, commands included."""
         found = [sentence for kind in KINDS for sentence in clashes(kind, self._ask(kind).offers)]
-        return found + discovery.command_clashes(self.command_entries(), ())
+        return found + discovery.command_clashes(self.command_entries(), built_in_commands)
 
     def command_entries(self) -> list[EntryPoint]:
         """Third-party commands as they are installed, clashes among them included."""
