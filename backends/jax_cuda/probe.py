@@ -13,13 +13,14 @@ from mlxcel.errors import DeviceError
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 _DRIVER = "libcuda.so.1"
 _GPUS = Path("/proc/driver/nvidia/gpus")
+_INSTALL = "pip install 'mlxcel[cuda13]' or 'mlxcel[cuda12]'"
 _NO_ENGINE = "this version of mlxcel has no engine for it yet"
 
 
 def probe() -> Probe:
     """Not available: the engine side is not part of this version. The reason begins with what this machine lacks."""
     lacking = missing()
-    reason = f"{'; '.join(lacking)}; and {_NO_ENGINE}" if lacking else _NO_ENGINE
+    reason = f"this machine lacks {' and '.join(lacking)}; besides, {_NO_ENGINE}" if lacking else _NO_ENGINE
     return Probe(available=False, reason=reason, devices=gpus())
 
 
@@ -27,11 +28,11 @@ def missing() -> list[str]:
     """What JAX would need on this machine and does not find, each with what installs it."""
     lacking = []
     if find_spec("jax") is None:
-        lacking.append("jax is not installed (pip install 'mlxcel[cuda12]' or 'mlxcel[cuda13]')")
+        lacking.append(f"jax ({_INSTALL})")
     elif not any(find_spec(name) for name in _CUDA_PLUGINS):
-        lacking.append("jax is here without its CUDA plugin (pip install 'mlxcel[cuda12]' or 'mlxcel[cuda13]')")
+        lacking.append(f"the CUDA plugin of jax ({_INSTALL})")
     if not has_driver():
-        lacking.append(f"no NVIDIA driver ({_DRIVER}) is found")
+        lacking.append(f"an NVIDIA driver ({_DRIVER})")
     return lacking
 
 
