@@ -1,0 +1,83 @@
+"""Short words for tests of the sampler: rows, logits and draws on either array library."""
+
+import functools
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mlxcel.core.plan import SamplingArrays
+from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.plugins.sampling.chain import ChainSampler
+from mlxcel.plugins.sampling.noise import threefry2x32
+
+LOGPROB_TOLERANCE = 4e-6
+"""float32 sums of up to 49152 terms and one logarithm against float64, relative to max(1, |value|)."""
+
+WORKED = np.log(np.array([0.40, 0.25, 0.15, 0.10, 0.06, 0.03, 0.01])).astype(np.float32)
+"""The worked row of spec 4.6."""
+
+LIBRARIES = {"numpy": np, "jax": jnp}
+
+
+def params(**given):
+    return SamplingParams(**{"seed": 0, **given})
+
+
+def spec(row):
+    return SequenceSpec("row", np.array([0], np.int32), row)
+
+
+def flat_logits(rows, size, spread=1.0):
+    """Logits between 0 and `spread` from the words of threefry: the same on every machine and version."""
+    key = np.arange(rows, dtype=np.uint32)[:, None], np.zeros((rows, 1), np.uint32)
+    ids = np.arange(size, dtype=np.uint32)[None]
+    word = threefry2x32(np, key, (ids, np.full_like(ids, 99)))[0]
+    return ((word >> np.uint32(8)) * np.float32(2.0**-24) * np.float32(spread)).astype(np.float32)
+
+
+@functools.cache
+def traced(sampler, stages, top_logprobs):
+    """`sampler.draw` jitted, kept for the next call of the same kind."""
+    return jax.jit(lambda logits, arrays: sampler.draw(jnp, logits, SamplingArrays(stages, arrays, top_logprobs)))
+
+
+@functools.cache
+def chain(vocab, tokenizer_size=None):
+    return ChainSampler(vocab=vocab, tokenizer_size=tokenizer_size)
+
+
+def draw(xp, logits, rows, positions, *, sampler=None, stages=None):
+    """Draw for rows of SamplingParams. Eager on NumPy, jitted on JAX; arrays come back as NumPy's."""
+    sampler = sampler or chain(logits.shape[-1])
+    sampling = sampler.pack([sampler.open(spec(row)) for row in rows], positions)
+    if stages is not None:
+        sampling = attrs.evolve(sampling, stages=stages)
+    if xp is np:
+        return sampler.draw(np, logits, sampling)
+    drawn = traced(sampler, sampling.stages, sampling.top_logprobs)(logits, dict(sampling.params))
+    return type(drawn)(*(None if field is None else np.asarray(field) for field in drawn))
+
+
+def ids(xp, logits, rows, positions, **options):
+    return draw(xp, logits, rows, positions, **options).tokens.tolist()
+
+
+def assert_same_bits(left, right):
+    assert left.dtype == right.dtype
+    assert left.tobytes() == right.tobytes()
+
+
+NINE = [
+    params(temperature=0),
+    params(seed=1, temperature=0.7, top_k=5),
+    params(seed=2, top_p=0.8, logprobs=0),
+    params(seed=3, temperature=1.3),
+    params(seed=2**63 - 1, min_p=0.2, logprobs=3),
+    params(seed=5, temperature=2.0, top_k=40, top_p=0.95, min_p=0.05),
+    params(top_k=1, top_p=0.5),
+    params(seed=7, temperature=1e-5, top_k=3),
+    params(seed=8, temperature=100, top_k=2, logprobs=20),
+]
+"""One row of each kind: greedy in both ways, every stage alone, all together, with and without log-probabilities."""
