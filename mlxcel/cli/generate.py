@@ -1,0 +1,194 @@
+"""`mlxcel generate`: the direct client, one sequence through the engine (docs/spec/clients.md 1.5)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxcel.cli.context import CliContext
+from mlxcel.cli.interrupts import INTERRUPTED
+from mlxcel.cli.options import SectionCommand, SectionOption, config_option, engine_options, sampling_options
+from mlxcel.cli.prompt_input import PromptInput, read_prompt
+from mlxcel.errors import UsageError
+from mlxcel.options import BY_NAME
+
+if TYPE_CHECKING:
+    from mlxcel.core.request import Resolved
+    from mlxcel.core.result import RequestResult
+    from mlxcel.load import LoadedModel
+
+log = logging.getLogger("mlxcel.cli")
+
+
+def _note_model(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    program = ctx.find_object(CliContext)
+    if value is not None and program is not None:
+        program.give(BY_NAME["model"], value, "MODEL")
+
+
+@click.command(
+    "generate",
+    cls=SectionCommand,
+    params=[
+        click.Argument(("name",), metavar="[MODEL]", required=False, expose_value=False, callback=_note_model),
+        SectionOption(("-p", "--prompt"), metavar="TEXT", help="The prompt.", section="Prompt"),
+        SectionOption(("-f", "--file"), metavar="FILE", help="The prompt, from a file; -: stdin.", section="Prompt"),
+        SectionOption(("--system",), metavar="TEXT", help="A system message before it.", section="Prompt"),
+        SectionOption(("--messages",), metavar="FILE", help="A conversation, as JSON; -: stdin.", section="Prompt"),
+        SectionOption(
+            ("--raw", "--no-chat-template"), is_flag=True, help="No chat template: the text as it is.", section="Prompt"
+        ),
+        SectionOption(("--token-ids",), metavar="LIST", help="The prompt as ids, 1,15,203.", section="Prompt"),
+        *sampling_options(),
+        SectionOption(("--no-stream",), is_flag=True, help="Print the reply at its end.", section="Output"),
+        SectionOption(("--no-newline",), is_flag=True, help="No newline behind the reply.", section="Output"),
+        SectionOption(("--json", "as_json"), is_flag=True, help="One JSON object instead.", section="Output"),
+        *engine_options("output", "model", "engine"),
+        config_option(),
+        *engine_options("advanced"),
+    ],
+)
+@click.pass_obj
+def command(
+    context: CliContext,
+    /,
+    *,
+    prompt: str | None,
+    file: str | None,
+    system: str | None,
+    messages: str | None,
+    raw: bool,
+    token_ids: str | None,
+    stop_token_ids: tuple[int, ...],
+    special: bool | None,
+    add_special: bool | None,
+    no_stream: bool,
+    no_newline: bool,
+    as_json: bool,
+    **sampling: Any,
+) -> int:
+    """Answer one prompt: from -p, -f, or stdin. The reply goes to stdout, everything else to stderr.
+
+    MODEL is a folder, a .gguf file, or a name that `mlxcel list` shows.
+    """
+    given = {name: value for name, value in sampling.items() if value is not None}
+    if stop_token_ids:
+        given["stop_token_ids"] = stop_token_ids
+    if special is not None:
+        given["skip_special_tokens"] = not special
+    _refuse_idle(context, raw=raw or token_ids is not None, ids=token_ids is not None, add_special=add_special)
+    asked = read_prompt(prompt=prompt, file=file, raw=raw, system=system, messages=messages, token_ids=token_ids)
+    config = context.config
+    from mlxcel.core.request import SamplingParams
+    from mlxcel.load import load_model
+
+    SamplingParams(**given)  # refused before a model is loaded
+    _utf8_stdout()
+    with load_model(config, context.plugins(), context.progress(), say=context.say) as model:
+        resolved = _resolve(given, model)
+        for warning in resolved.warnings:
+            context.say(f"warning: {warning}")
+        _log_settings(config.origins, resolved, model)
+        ids = _encode(asked, model, config.chat_template_kwargs, add_special is not False)
+        result = _run(context, model, resolved, ids, stream=not (no_stream or as_json))
+        if as_json and result.error is None:
+            from mlxcel.report import reply
+
+            click.echo(json.dumps(reply(result, model, resolved), ensure_ascii=False))
+        elif not as_json:
+            _write((result.text if no_stream else "") + ("" if no_newline else "\n"))
+        if config.print_token_ids:
+            print("token ids:", *result.token_ids, file=sys.stderr)
+        if result.error is not None:
+            raise result.error
+        from mlxcel.report import statistics
+
+        context.say(statistics(result, model))
+        return INTERRUPTED if result.cause == "cancelled" else 0
+
+
+def _refuse_idle(context: CliContext, *, raw: bool, ids: bool, add_special: bool | None) -> None:
+    """Flags that could not act (rule 2 of docs/spec/clients.md)."""
+    if add_special is not None and (ids or not raw):
+        flag = "--add-special" if add_special else "--no-add-special"
+        with_what = "--token-ids: they are fed as they are" if ids else "a chat template, which writes its own"
+        raise UsageError(f"{flag} does nothing with {with_what}", hint="it needs --raw and a text")
+    for name in ("chat_template", "chat_template_file", "chat_template_kwargs"):
+        if raw and name in context.given:
+            raise UsageError(
+                f"{context.given[name][1]} and {'--token-ids' if ids else '--raw'} exclude each other",
+                hint="leave one of them out",
+            )
+
+
+def _resolve(given: Mapping[str, Any], model: LoadedModel) -> Resolved:
+    from mlxcel.core.request import resolve_sampling
+    from mlxcel.text.prompt import check_ids
+
+    if "stop_token_ids" in given:
+        check_ids(given["stop_token_ids"], model.facts.vocab, field="stop_token_ids")
+    defaults = {name: getattr(model.defaults, name) for name in ("temperature", "top_p", "top_k")}
+    return resolve_sampling("cli", given, generation_config=defaults, fresh_seed=lambda: secrets.randbits(63))
+
+
+def _encode(
+    asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | None, add_special: bool
+) -> tuple[int, ...]:
+    from mlxcel.text.prompt import check_ids, encode_chat, encode_raw
+
+    if asked.ids is not None:
+        return check_ids(asked.ids, model.facts.vocab, field="--token-ids")
+    text = asked.text
+    if text is None and model.template is None and asked.raw_text is not None:
+        log.info("the model has no chat template: the prompt is taken as it is")
+        text = asked.raw_text
+    if text is not None:
+        return encode_raw(model.tokenizer, text, add_special).ids
+    return encode_chat(model.tokenizer, model.template, asked.messages or [], kwargs=kwargs, now=time.time()).ids
+
+
+def _run(
+    context: CliContext, model: LoadedModel, resolved: Resolved, ids: tuple[int, ...], *, stream: bool
+) -> RequestResult:
+    import numpy as np
+
+    from mlxcel.core.request import SequenceSpec
+    from mlxcel.direct import generate
+
+    spec = SequenceSpec(
+        request_id="generate",
+        prompt_ids=np.asarray(ids, np.int32),
+        params=resolved.params,
+        eos_ids=model.ends.ids,
+    )
+    options: dict[str, Any] = {"on_text": _write} if stream else {}
+    return generate(
+        model.engine, spec, planner=model.planner, progress=context.progress(), observers=model.observers, **options
+    )
+
+
+def _log_settings(origins: Mapping[str, str], resolved: Resolved, model: LoadedModel) -> None:
+    chosen = [f"{name} ({origin})" for name, origin in origins.items() if origin != "default"]
+    log.info("options that were set: %s", ", ".join(chosen) or "none")
+    values = [f"{name}={getattr(resolved.params, name)} ({origin})" for name, origin in resolved.origin.items()]
+    log.info("sampling: %s", ", ".join(values))
+    log.info("ends: %s", ", ".join(f"{token} ({', '.join(of)})" for token, of in sorted(model.ends.sources.items())))
+
+
+def _utf8_stdout() -> None:
+    """Whatever the locale. Newlines stay as the model wrote them."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

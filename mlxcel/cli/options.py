@@ -1,0 +1,205 @@
+"""click options made of the tables: engine options, and the sampling parameters that the command line sets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import click
+
+from mlxcel.cli.context import CliContext
+from mlxcel.errors import UsageError
+from mlxcel.option_values import Kind, real, whole
+from mlxcel.options import OPTIONS, Option
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # not generic in every version that is supported
+
+
+class KindType(_ParamType):
+    """A click type that reads with a Kind. click's own numbers let nan, inf and 1_0 through."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.name = kind.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.kind.from_text(value)
+        except ValueError:
+            self.fail(f"{value!r} is not {self.kind.words}", param, ctx)
+
+
+class SectionOption(click.Option):
+    """An option that `--help` shows under its section's heading."""
+
+    section: str
+
+    def __init__(self, *args: Any, section: str = "Options", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class SectionCommand(click.Command):
+    """`--help` in sections, in the order in which they first appear."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+SECTIONS: Final = {
+    "global": "Everywhere",
+    "model": "Model",
+    "engine": "Engine",
+    "advanced": "Advanced",
+    "output": "Output",
+}
+
+
+def click_option(option: Option) -> SectionOption:
+    """The flag of an engine option: its value goes to the CliContext, not to the command."""
+
+    def note(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+        program = ctx.find_object(CliContext)
+        if program is None or ctx.resilient_parsing:
+            return
+        words = max(option.flags, key=lambda flag: flag == f"--{option.name.replace('_', '-')}")
+        if option.switch:
+            if value:
+                program.give(option, True, words)
+            return
+        for item in value:
+            program.give(option, item, words)
+
+    shape: dict[str, Any] = (
+        {"is_flag": True, "default": False}
+        if option.switch
+        else {
+            "multiple": True,  # so that two different values are noticed
+            "type": KindType(option.kind),
+            "metavar": option.kind.metavar,
+        }
+    )
+    help_text = option.help if option.switch else f"{option.help}  [{option.default_words}]"
+    return SectionOption(
+        option.flags, expose_value=False, callback=note, help=help_text, section=SECTIONS[option.group], **shape
+    )
+
+
+def engine_options(*groups: str) -> list[click.Parameter]:
+    """The flags of these groups of the table, for a command that loads a model."""
+    return [click_option(option) for group in groups for option in OPTIONS if option.flags and option.group == group]
+
+
+def config_option() -> SectionOption:
+    def note(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
+        program = ctx.find_object(CliContext)
+        for file in value:
+            if program is not None and program.config_file not in (None, file):
+                raise UsageError(f"--config is given twice: {program.config_file!r} and {file!r}", hint="give it once")
+            if program is not None:
+                program.config_file = file
+
+    return SectionOption(
+        ("--config",), multiple=True, metavar="FILE", expose_value=False, callback=note, section=SECTIONS["engine"],
+        help="Engine options from a TOML file, by their names with `_`.",
+    )  # fmt: skip
+
+
+def global_options() -> list[click.Parameter]:
+    """What is accepted before and after every command's name."""
+
+    def louder(ctx: click.Context, parameter: click.Parameter, value: int) -> None:
+        program = ctx.find_object(CliContext)
+        if program is not None and value:
+            program.louder(value)
+
+    def silence(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        program = ctx.find_object(CliContext)
+        if program is not None and value:
+            program.silence()
+
+    quiet: dict[str, Any] = {"expose_value": False, "section": SECTIONS["global"]}
+    return [
+        *(click_option(option) for option in OPTIONS if option.flags and option.group == "global"),
+        SectionOption(
+            ("-v", "--verbose"), count=True, is_eager=True, callback=louder, **quiet,
+            help="Say more: -v what is in force and why, -vv everything, with traces.",
+        ),
+        SectionOption(("-q", "--quiet"), is_flag=True, is_eager=True, callback=silence, help="Only errors.", **quiet),
+    ]  # fmt: skip
+
+
+@attrs.frozen
+class SamplingFlag:
+    """A field of SamplingParams on the command line. `default_words` is the command line's default."""
+
+    field: str
+    flags: tuple[str, ...]
+    kind: Kind
+    default_words: str
+    help: str
+
+
+_REAL: Final = real()
+SAMPLING_FLAGS: Final = (
+    SamplingFlag(
+        "max_tokens", ("-n", "--max-tokens"), whole(), "-1",
+        "Most tokens of the reply; -1: to its end or the end of the context.",
+    ),
+    SamplingFlag(
+        "temperature", ("-t", "--temp", "--temperature"), _REAL, "0",
+        "0 takes the best token each time; more lets others in.",
+    ),
+    SamplingFlag("top_k", ("--top-k",), whole(), "0", "Draw from the K best tokens; 0: from all."),
+    SamplingFlag("top_p", ("--top-p",), _REAL, "1", "Draw from the best tokens that have this share together."),
+    SamplingFlag("min_p", ("--min-p",), _REAL, "0", "Draw from tokens with this share of the best one's."),
+    SamplingFlag("seed", ("-s", "--seed"), whole(), "-1", "Same seed, same reply; -1: a fresh one, which is reported."),
+)  # fmt: skip
+
+
+def sampling_options() -> list[click.Parameter]:
+    """Flags of §0.3, each passed to the command under its field's name, None where it was not given."""
+
+    def once(ctx: click.Context, parameter: click.Parameter, values: tuple[Any, ...]) -> Any:
+        if len(set(values)) > 1:
+            raise UsageError(f"{parameter.opts[-1]} is given twice: {values[0]} and {values[1]}", hint="give it once")
+        return values[0] if values else None
+
+    def made(flag: SamplingFlag) -> SectionOption:
+        return SectionOption(
+            (flag.field, *flag.flags), type=KindType(flag.kind), metavar=flag.kind.metavar, multiple=True,
+            callback=once, help=f"{flag.help}  [{flag.default_words}]", section="Sampling",
+        )  # fmt: skip
+
+    extra = [
+        SectionOption(
+            ("stop_token_ids", "--stop-token-id"), type=KindType(whole()), metavar="ID", multiple=True,
+            help="End the reply at this token; repeatable.", section="Sampling",
+        ),
+        SectionOption(
+            ("special", "--special/--no-special"), default=None, section="Sampling",
+            help="Print special tokens that the reply holds.  [off]",
+        ),
+        SectionOption(
+            ("add_special", "--add-special/--no-add-special"), default=None, section="Sampling",
+            help="Put the tokenizer's BOS before a raw prompt.  [on]",
+        ),
+    ]  # fmt: skip
+    return [*map(made, SAMPLING_FLAGS), *extra]
+
+
+def conflict(first: str, second: str) -> UsageError:
+    """Two options that exclude each other."""
+    return UsageError(f"{first} and {second} exclude each other", hint="leave one of them out")

@@ -1,0 +1,285 @@
+"""From a configuration to an engine with a model in it: find, read, choose, load, bound."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mlxcel.choose_backend import Chosen, choose_backend
+from mlxcel.core.backend import BackendCaps
+from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.kv import KVStore
+from mlxcel.core.named import load_target
+from mlxcel.core.observe import Observers
+from mlxcel.core.sampling import Sampler
+from mlxcel.core.source import Progress
+from mlxcel.core.tokenizer import Tokenizer
+from mlxcel.errors import CheckpointError
+from mlxcel.kv_budget import ITEM_SIZES, choose_context, kv_budget
+from mlxcel.plugins.finish.standard import StandardFinish
+from mlxcel.resolve import ResolvedModel, resolve_model
+from mlxcel.store import ModelStore
+from mlxcel.text.chat_template import ChatTemplate, select_template
+from mlxcel.text.detokeniser import Detokeniser
+from mlxcel.text.end_ids import EndIds, end_ids
+from mlxcel.text.generation_config import GenerationDefaults
+
+if TYPE_CHECKING:
+    from mlxcel.config import EngineConfig
+    from mlxcel.direct import Planner
+    from mlxcel.plugins.manager import PluginManager
+
+log = logging.getLogger("mlxcel.load")
+
+
+@attrs.frozen
+class ModelFacts:
+    """What was loaded, for reports. `sha256` is known for models of the store, `context` is N."""
+
+    name: str
+    source: str
+    path: str
+    format: str
+    family: str
+    quantisation: str
+    context: int
+    sha256: str | None
+    vocab: int
+
+
+@attrs.frozen
+class LoadTimes:
+    """Seconds. `download` is None when nothing was fetched."""
+
+    load: float
+    download: float | None
+
+
+@attrs.frozen(eq=False)
+class LoadedModel:
+    """An engine and what a client needs around it. `close` frees all of it."""
+
+    engine: Engine
+    planner: Planner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    ends: EndIds
+    defaults: GenerationDefaults
+    observers: Observers
+    backend: str
+    caps: BackendCaps
+    kv_storage: str
+    prefill_chunk: int
+    facts: ModelFacts
+    times: LoadTimes
+    _held: ExitStack
+
+    def close(self) -> None:
+        self._held.close()
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+
+@attrs.frozen
+class _Parts:
+    """Choices by name, made and imported before anything of the model is read."""
+
+    chosen: Chosen
+    kv_storage: str
+    kv_store: Callable[..., KVStore]
+    planner: Callable[..., Planner]
+    sampler: Callable[..., Sampler]
+    steps: Mapping[str, Any]
+
+
+def load_model(
+    config: EngineConfig,
+    manager: PluginManager,
+    progress: Progress,
+    *,
+    slots: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> LoadedModel:
+    """Everything of `config` that names something is looked up before the model is; then the model is found, fetched
+    where it has to be, and loaded. `say` gets lines for people: the backend and why, a context that was lowered.
+
+    Raises the errors of mlxcel/errors.py; nothing stays open then.
+    """
+    parts = _choose(config, manager)
+    say(f"backend: {parts.chosen.name} ({parts.chosen.why})")
+    timed = _Timed(progress, clock)
+    with ExitStack() as held:
+        store = ModelStore(config.store_root)
+        found = resolve_model(
+            config.model, sources=manager.model_sources(), store=store, offline=config.offline, progress=timed
+        )
+        if found.stored is not None:
+            held.enter_context(store.use(found.stored.name))
+        started = clock()
+        checkpoint = open_checkpoint(found.path, manager)
+        held.callback(checkpoint.close)
+        model = _assemble(config, manager, parts, found, checkpoint, timed, slots, say, held)
+        times = LoadTimes(clock() - started, timed.seconds.get("download"))
+        return LoadedModel(**model, times=times, held=held.pop_all())
+
+
+def open_checkpoint(path: Path, manager: PluginManager) -> Checkpoint:
+    """By the first format whose detector says yes. CheckpointError when none does."""
+    formats = manager.formats()
+    for name, spec in formats.items():
+        if load_target(spec.detect)(path):
+            opened: Checkpoint = formats.load(name)(path)
+            return opened
+    known = ", ".join(f"{spec.name} ({spec.summary})" for spec in formats.values())
+    failed = f"; {formats.failed()}" if formats.failures else ""
+    raise CheckpointError(f"{path} holds no checkpoint that can be read{failed}", hint=f"known formats: {known}")
+
+
+def choose_tokenizer(checkpoint: Checkpoint, manager: PluginManager) -> Tokenizer:
+    """By the assets there are, highest priority first (spec T21). CheckpointError when no factory can read them."""
+    registry = manager.tokenizers()
+    able = [spec for spec in registry.values() if spec.reads(checkpoint)]
+    if not able:
+        needs = ", ".join(sorted({spec.needs for spec in registry.values()}))
+        raise CheckpointError(
+            f"{checkpoint.path} has no tokenizer that can be read", hint=f"one of these must be there: {needs}"
+        )
+    made: Tokenizer = registry.load(max(able, key=lambda spec: spec.priority).name)(checkpoint)
+    return made
+
+
+def _choose(config: EngineConfig, manager: PluginManager) -> _Parts:
+    storage = "dense" if config.kv_storage == "auto" else config.kv_storage
+    steps = manager.finish_steps()
+    return _Parts(
+        chosen=choose_backend(config, manager),
+        kv_storage=storage,
+        kv_store=manager.kv_stores().load(storage),
+        planner=manager.prefill_planners().load(config.prefill_planner),
+        sampler=manager.samplers().load(config.sampler),
+        steps={name: steps.load(name)() for name in steps},
+    )
+
+
+def _assemble(
+    config: EngineConfig,
+    manager: PluginManager,
+    parts: _Parts,
+    found: ResolvedModel,
+    checkpoint: Checkpoint,
+    progress: Progress,
+    slots: int,
+    say: Callable[[str], None],
+    held: ExitStack,
+) -> dict[str, Any]:
+    """The fields of LoadedModel. What is cheap and can be refused comes before the weights."""
+    spec = manager.family_for(checkpoint.naming, checkpoint.architecture)
+    family = manager.families().load(spec.name)()
+    model_config = family.parse_config(checkpoint)
+    tokenizer = choose_tokenizer(checkpoint, manager)
+    template = select_template(checkpoint, flag_text=config.chat_template, flag_file=config.chat_template_file)
+    defaults = GenerationDefaults.read(config.generation_config, checkpoint)
+    vocab: int = model_config.vocab_size
+    ends = end_ids(
+        checkpoint.config if checkpoint.naming == "hf" else {},
+        None if config.generation_config == "none" else defaults,
+        tokenizer,
+        family.eos_ids(model_config),
+        vocab,
+    )
+    for warning in ends.warnings:
+        log.warning("%s", warning)
+    backend = parts.chosen.backend
+    kv_spec = family.kv_spec(model_config)
+    per_position = kv_spec.bytes_per_position(ITEM_SIZES[backend.caps.dtype]) * slots
+    choose_context(config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), per_position)
+    held.callback(backend.close)
+    backend.load(family, model_config, checkpoint, progress)
+    context = choose_context(
+        config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), per_position
+    )
+    if context.lowered:
+        say(context.lowered)
+    kv = parts.kv_store(kv_spec=kv_spec, slots=slots, context=context.positions, page_size=backend.caps.page_sizes[0])
+    observers = Observers(tuple(manager.observers().values()))
+    engine = Engine(
+        backend=backend,
+        kv_spec=kv_spec,
+        kv=kv,
+        sampler=parts.sampler(vocab=vocab, tokenizer_size=tokenizer.size),
+        finish=StandardFinish(
+            stream=lambda row: Detokeniser(tokenizer, skip_special=row.params.skip_special_tokens), steps=parts.steps
+        ),
+        settings=EngineSettings(vocab, context.positions, slots, config.max_consecutive_faults),
+        observers=observers,
+    )
+    held.callback(engine.shutdown)
+    facts = ModelFacts(
+        name=config.served_model_name[0] if config.served_model_name else found.name,
+        source=found.source,
+        path=str(found.path),
+        format=checkpoint.format,
+        family=spec.name,
+        quantisation=checkpoint.quantisation,
+        context=context.positions,
+        sha256=_sha256(found),
+        vocab=vocab,
+    )
+    log.info("model: %s", ", ".join(f"{name}={value}" for name, value in attrs.asdict(facts).items()))
+    log.info("KV: %d pages of %d positions, %d bytes a position", kv.num_pages, kv.page_size, per_position)
+    return {
+        "engine": engine,
+        "planner": parts.planner(chunk=config.prefill_chunk, level=engine.level, caps=backend.caps),
+        "tokenizer": tokenizer,
+        "template": template,
+        "ends": ends,
+        "defaults": defaults,
+        "observers": observers,
+        "backend": parts.chosen.name,
+        "caps": backend.caps,
+        "kv_storage": kv.name,
+        "prefill_chunk": config.prefill_chunk,
+        "facts": facts,
+    }
+
+
+def _sha256(found: ResolvedModel) -> str | None:
+    """Of the one weights file of a stored model."""
+    if found.stored is None:
+        return None
+    return next((file.sha256 for file in found.stored.files if file.name == found.path.name), None)
+
+
+class _Timed:
+    """Passes progress on and remembers how long each phase took, in seconds."""
+
+    def __init__(self, progress: Progress, clock: Callable[[], float]) -> None:
+        self._progress, self._clock = progress, clock
+        self._running: tuple[str, float] | None = None
+        self.seconds: dict[str, float] = {}
+
+    def start(self, phase: str, total: int | None, unit: str) -> None:
+        self._running = (phase, self._clock())
+        self._progress.start(phase, total, unit)
+
+    def advance(self, done: int) -> None:
+        self._progress.advance(done)
+
+    def finish(self) -> None:
+        if self._running is not None:
+            phase, started = self._running
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + self._clock() - started
+            self._running = None
+        self._progress.finish()

@@ -1,0 +1,143 @@
+"""The one table of engine options. Flags, variables, keywords, keys of the configuration file and the documentation's
+tables all come from it (docs/spec/clients.md 0.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import attrs
+
+from mlxcel.option_values import FILE, JSON_OBJECT, NAME, NAMES, SIZE, SWITCH, TEXT, Kind, one_of, whole
+
+Group = Literal["global", "model", "engine", "advanced", "output"]
+
+DEFAULT_MODEL: Final = "smollm2-135m-instruct"
+
+
+@attrs.frozen
+class Option:
+    """`name` is the keyword and the field of EngineConfig. `flags` come with the preferred one first; a switch has one.
+
+    `default_words` is what people read. `in_file` says whether the configuration file may set it.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    env: str | None
+    kind: Kind
+    default: Any
+    default_words: str
+    help: str
+    group: Group
+    in_file: bool = True
+
+    @property
+    def switch(self) -> bool:
+        return self.kind is SWITCH
+
+    @property
+    def repeatable(self) -> bool:
+        return self.kind is NAMES
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names in the configuration file: the keyword, and every long flag with `_`."""
+        long = [flag[2:].replace("-", "_") for flag in self.flags if flag.startswith("--")]
+        return tuple(dict.fromkeys([self.name, *long]))
+
+
+OPTIONS: Final = (
+    Option(
+        "backend", ("--backend",), "MLXCEL_BACKEND", NAME, None, "the available one of highest priority",
+        "Backend that runs the model: reference-numpy, jax-cuda or a plugin's.", "global",
+    ),
+    Option(
+        "device", ("--device",), "MLXCEL_DEVICE", one_of("auto", "cuda", "cpu"), "auto", "auto",
+        "Device. One that is named and missing is an error.", "global",
+    ),
+    Option(
+        "deterministic", ("--deterministic",), "MLXCEL_SDPA_DETERMINISTIC", SWITCH, False, "off",
+        "The same bits whatever the batch and chunk sizes (at least level R1).", "global",
+    ),
+    Option(
+        "offline", ("--offline",), "MLXCEL_OFFLINE", SWITCH, False, "off", "No network call of any kind.", "global",
+    ),
+    Option(
+        "no_color", ("--no-color",), "NO_COLOR", SWITCH, False, "off",
+        "No colours on stderr.", "global", in_file=False,
+    ),
+    Option(
+        "model", ("-m", "--model"), "MLXCEL_MODEL", NAME, DEFAULT_MODEL, DEFAULT_MODEL,
+        "A folder, a .gguf file, or a name that `mlxcel list` shows.", "model",
+    ),
+    Option(
+        "max_model_len", ("-c", "--ctx-size", "--max-model-len"), "MLXCEL_CTX_SIZE",
+        whole(0, 2**31 - 1, "an integer from 0 to 2147483647"), 0, "0: the model's own, or what the KV budget holds",
+        "Positions a sequence may take, prompt and reply together.", "engine",
+    ),
+    Option(
+        "dtype", ("--dtype",), "MLXCEL_DTYPE", one_of("auto", "float32", "bfloat16", "float16"), "auto", "auto",
+        "Type of the computation.", "engine",
+    ),
+    Option(
+        "kv_storage", ("--kv-storage", "--decode-storage"), "MLXCEL_SERVER_DECODE_STORAGE", NAME, "auto",
+        "auto: dense", "Where the KV lives: auto, dense or a plugin's.", "engine",
+    ),
+    Option(
+        "kv_cache_budget", ("--kv-cache-budget",), "MLXCEL_KV_CACHE_BUDGET", SIZE, None,
+        "auto: half of the host memory that is available", "Memory for the KV, such as 512M or 2G.", "engine",
+    ),
+    Option(
+        "prefill_chunk", ("--prefill-chunk", "--prefill-chunk-size"), "MLXCEL_PREFILL_CHUNK",
+        whole(1, 2**31 - 1, "an integer from 1 to 2147483647"), 2048, "2048", "Prompt tokens a step.", "engine",
+    ),
+    Option(
+        "prefill_planner", ("--prefill-planner",), None, NAME, "chunked", "chunked",
+        "How prompts are cut into pieces: chunked or a plugin's.", "engine",
+    ),
+    Option(
+        "sampler", ("--sampler",), None, NAME, "chain", "chain",
+        "How tokens are drawn: chain or a plugin's.", "engine",
+    ),
+    Option(
+        "chat_template", ("--chat-template",), None, TEXT, None, "the model's",
+        "Chat template, as Jinja text.", "engine",
+    ),
+    Option(
+        "chat_template_file", ("--chat-template-file",), None, FILE, None, "the model's",
+        "Chat template, from a file.", "engine",
+    ),
+    Option(
+        "chat_template_kwargs", ("--chat-template-kwargs",), None, JSON_OBJECT, None, "none",
+        "More variables for the chat template.", "engine",
+    ),
+    Option(
+        "generation_config", ("--generation-config",), None,
+        Kind("auto|eos|none|FILE", "auto, eos, none or the name of a file", FILE.from_text, FILE.from_data),
+        "eos", "eos", "What generation_config.json decides: auto (ends, sampling), eos (ends), none.", "engine",
+    ),
+    Option(
+        "served_model_name", ("--served-model-name", "-a", "--alias"), "MLXCEL_ALIAS", NAMES, (),
+        "the last part of the model's name", "What the model is called in replies; repeatable.", "engine",
+    ),
+    Option(
+        "max_consecutive_faults", ("--max-consecutive-faults",), "MLXCEL_MAX_CONSECUTIVE_FAULTS",
+        whole(1, 1000, "an integer from 1 to 1000"), 8, "8", "Failed steps in a row until the engine gives up.",
+        "advanced",
+    ),
+    Option(
+        "print_token_ids", ("--print-token-ids",), "MLXCEL_PRINT_TOKEN_IDS", SWITCH, False, "off",
+        "Token ids of the reply on stderr.", "output", in_file=False,
+    ),
+    Option(
+        "trace_hooks", (), "MLXCEL_TRACE_HOOKS", SWITCH, False, "off", "Print every call of a plugin hook.",
+        "global", in_file=False,
+    ),
+    Option(
+        "plugins", (), "MLXCEL_PLUGINS", TEXT, None, "all that are installed",
+        "Distributions whose plugins load, separated by commas; empty: built-ins only.", "global", in_file=False,
+    ),
+)  # fmt: skip
+
+BY_NAME: Final[Mapping[str, Option]] = {option.name: option for option in OPTIONS}
