@@ -1,0 +1,61 @@
+# The developers' commands. `make` lists them. Everything happens in .venv, made with $(PYTHON), 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+SOURCES := mlxcel backends tests benchmarks setup.py
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format type bench docs clean
+
+help:
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.base ## install, fetch the default model, and answer a question
+	$(BIN)/mlxcel generate -p "Why is the sky blue?"
+
+test: $(VENV)/.dev ## install everything the tests need, and run them
+	MLXCEL_TEST_MODEL="$$($(BIN)/mlxcel download smollm2-135m-instruct)" && export MLXCEL_TEST_MODEL && \
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-slow: $(VENV)/.dev ## the statistical and load tests
+	MLXCEL_TEST_MODEL="$$($(BIN)/mlxcel download smollm2-135m-instruct)" && export MLXCEL_TEST_MODEL && \
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+lint: $(VENV)/.dev ## ruff: rules and format
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+format: $(VENV)/.dev ## let ruff correct what it can
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+type: $(VENV)/.dev ## mypy, strict
+	$(BIN)/mypy --strict -p mlxcel -p mlxcel_jax_cuda -p mlxcel_reference_numpy
+
+bench: $(VENV)/.dev ## what the command line costs to start, and how fast NumPy decodes
+	$(BIN)/python benchmarks/cli_start.py
+	$(BIN)/python benchmarks/cpu_decode.py
+
+docs: $(VENV)/.dev ## write the option tables of docs/cli.md anew
+	$(BIN)/python -m mlxcel.cli.reference docs/cli.md
+
+clean: ## remove what was made here
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: mlxcel needs Python 3.11 or newer, and $(PYTHON) is not: $$($(PYTHON) --version 2>&1)"; \
+	  echo "hint: make PYTHON=python3.12 (or where yours is)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "error: $(PYTHON) cannot make environments with pip: its venv or ensurepip module is missing"; \
+	  echo "hint: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: pyproject.toml setup.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml setup.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/.base
