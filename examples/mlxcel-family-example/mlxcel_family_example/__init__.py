@@ -1,0 +1,1 @@
+"""GPT-NeoX for mlxcel, as a third party would add it."""
