@@ -1,0 +1,123 @@
+"""The frame of the program: version, volume, completion, signals, pipes, doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_runs import Cli
+from tiny_checkpoint import write_tiny_llama
+
+from mlxcel.cli.progress import LineProgress
+from mlxcel.testing.clock import ManualClock
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Cli:
+    monkeypatch.setenv("MLXCEL_MODELS_DIR", str(tmp_path / "store"))
+    return Cli(monkeypatch, capfdbinary)
+
+
+def test_version_and_no_command(cli: Cli) -> None:
+    said = cli("--version")
+    assert said.code == 0
+    assert said.out.startswith("mlxcel ")
+    assert "commit" in said.out
+    assert "Python 3." in said.out
+    assert cli().code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(cli: Cli, shell: str) -> None:
+    ran = cli("completion", shell)
+    assert ran.code == 0
+    assert "_MLXCEL_COMPLETE" in ran.out
+
+
+def test_completion_completes_commands(cli: Cli) -> None:
+    ran = cli(_MLXCEL_COMPLETE="bash_complete", COMP_WORDS="mlxcel gen", COMP_CWORD="1")
+    assert "generate" in ran.out
+
+
+def test_doctor_runs_two_tokens_on_each_available_backend(cli: Cli) -> None:
+    ran = cli("doctor", "--json", "--offline")
+    checks = {check["name"]: check for check in json.loads(ran.out)}
+    assert ran.code == 0
+    assert checks["generation on reference-numpy"]["status"] == "ok"
+    assert checks["generation on reference-numpy"]["detail"].startswith("2 tokens")
+    assert checks["default model smollm2-135m-instruct"]["status"] == "warning"
+    assert "not available" in checks["backend jax-cuda"]["detail"]
+
+
+def test_doctor_fails_when_a_backend_cannot_generate(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no light")
+
+    monkeypatch.setattr("mlxcel.self_test.two_tokens", broken)
+    ran = cli("doctor")
+    assert ran.code == 3
+    assert "failed   generation on reference-numpy: RuntimeError: no light" in ran.out
+
+
+def test_commands_of_the_store_take_the_global_options(cli: Cli) -> None:
+    assert cli("list", "--offline", "-q", "--backend", "reference-numpy").code == 0
+    assert cli("-q", "list", "-v").code == 2
+
+
+def test_lines_of_progress() -> None:
+    """One line at the start and end of a phase; of a prefill only when it takes more than half a second."""
+    from io import StringIO
+
+    clock, stream = ManualClock(), StringIO()
+    progress = LineProgress(stream, clock)
+    progress.start("load", 3, "tensors")
+    clock.advance(2)
+    progress.finish()
+    progress.start("prefill", 10, "tokens")
+    clock.advance(0.4)
+    progress.advance(5)
+    progress.finish()
+    assert stream.getvalue() == "loading the weights (3 tensors) ...\nloading the weights: done in 2.0 s\n"
+    progress.start("prefill", 10, "tokens")
+    clock.advance(0.6)
+    progress.advance(5)
+    progress.finish()
+    assert "reading the prompt (10 tokens) ..." in stream.getvalue()
+
+
+def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
+    """A reader that leaves, as `head` does: no trace, exit code 0. UTF-8 whatever the locale."""
+    model = write_tiny_llama(tmp_path / "tiny")
+    arguments = [sys.executable, "-m", "mlxcel", "generate", str(model), "--raw", "-p", "hello", "-n", "400"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    child = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    said = child.stderr.read().decode()
+    child.stderr.close()
+    assert child.wait() == 0
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    script = """
+import os, signal
+from mlxcel.cli.interrupts import two_interrupts
+with two_interrupts():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("first", flush=True)
+    signal.raise_signal(signal.SIGINT)
+    print("still here", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "first\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

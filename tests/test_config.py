@@ -1,0 +1,141 @@
+"""One meaning per option, whichever way it comes (docs/spec/clients.md 0.1, 0.2, test 14 of 1.10)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from mlxcel.cli.context import CliContext
+from mlxcel.cli.main import program
+from mlxcel.config import EngineConfig
+from mlxcel.errors import CapacityError, UsageError
+from mlxcel.kv_budget import Budget, choose_context
+from mlxcel.options import BY_NAME, OPTIONS, Option
+
+SAMPLES = {
+    "device": ("cpu", "cpu"),
+    "deterministic": ("1", True),
+    "offline": ("1", True),
+    "no_color": ("1", True),
+    "print_token_ids": ("1", True),
+    "trace_hooks": ("1", True),
+    "max_model_len": ("128", 128),
+    "dtype": ("float32", "float32"),
+    "kv_cache_budget": ("2G", 2 << 30),
+    "prefill_chunk": ("64", 64),
+    "chat_template_kwargs": ('{"a": 1}', {"a": 1}),
+    "served_model_name": ("other", ("other",)),
+    "max_consecutive_faults": ("3", 3),
+}
+
+
+def sample(option: Option) -> tuple[str, object]:
+    """A value as text, and what it means."""
+    return SAMPLES.get(option.name, ("other", "other"))
+
+
+def value(config: EngineConfig, option: Option) -> object:
+    return getattr(config, option.name)
+
+
+def test_the_record_has_the_fields_of_the_table() -> None:
+    fields = {field.name for field in attrs.fields(EngineConfig)}
+    assert fields == {*BY_NAME, "store_root", "origins"}
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_flag_variable_keyword_and_file_reach_one_value(
+    option: Option, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, meant = sample(option)
+    if option.env:
+        config = EngineConfig.resolve(environ={option.env: text})
+        assert (value(config, option), config.origins[option.name]) == (meant, "environment")
+    config = EngineConfig.resolve({option.name: meant}, environ={})
+    assert (value(config, option), config.origins[option.name]) == (meant, "flag")
+    for key in option.keys if option.in_file else ():
+        file = tmp_path / "mlxcel.toml"
+        written = "{a = 1}" if isinstance(meant, dict) else json.dumps(meant)
+        file.write_text(f"{key} = {written}\n")
+        config = EngineConfig.resolve(config_file=str(file), environ={})
+        assert (value(config, option), config.origins[option.name]) == (meant, "config")
+    for variable in (other.env for other in OPTIONS if other.env):
+        monkeypatch.delenv(variable, raising=False)
+    for flag in option.flags:
+        context = CliContext()
+        root = program()
+        arguments = ["generate", flag] if option.switch else ["generate", flag, text]
+        with root.make_context("mlxcel", arguments, obj=context) as ctx:
+            name, command, rest = root.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
+            assert command is not None
+            command.make_context(name, rest, parent=ctx)
+        assert value(context.config, option) == meant
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "mlxcel.toml"
+    file.write_text("ctx_size = 1\nprefill_chunk = 1\ndtype = 'float16'\n")
+    environ = {"MLXCEL_CTX_SIZE": "2", "MLXCEL_PREFILL_CHUNK": "2", "MLXCEL_CONFIG": str(file)}
+    config = EngineConfig.resolve({"max_model_len": 3}, environ=environ)
+    assert (config.max_model_len, config.prefill_chunk, config.dtype, config.sampler) == (3, 2, "float16", "chain")
+    names = ("max_model_len", "prefill_chunk", "dtype", "sampler")
+    assert [config.origins[name] for name in names] == ["flag", "environment", "config", "default"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("ctx_sise = 1", "ctx_size"),
+        ("ctx_size = 'many'", "must be an integer"),
+        ("ctx_size = true", "must be an integer"),
+        ("ctx_size = 1\nmax_model_len = 1", "one option"),
+        ("ctx_size = ", "not valid TOML"),
+        ("chat_template = '{{ a }}'\nchat_template_file = 'f'", "both given"),
+    ],
+)
+def test_a_file_that_cannot_be_obeyed(tmp_path: Path, text: str, says: str) -> None:
+    file = tmp_path / "mlxcel.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        EngineConfig.resolve(config_file=str(file), environ={})
+    assert says in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_empty_variables() -> None:
+    config = EngineConfig.resolve(environ={"MLXCEL_CTX_SIZE": "", "MLXCEL_PLUGINS": ""})
+    assert (config.max_model_len, config.plugins) == (0, "")
+    assert EngineConfig.resolve(environ={}).plugins is None
+
+
+@pytest.mark.parametrize("text", ["yes", "true", "2", " 1"])
+def test_switches_take_1_and_0(text: str) -> None:
+    with pytest.raises(UsageError, match="MLXCEL_SDPA_DETERMINISTIC"):
+        EngineConfig.resolve(environ={"MLXCEL_SDPA_DETERMINISTIC": text})
+    assert EngineConfig.resolve(environ={"MLXCEL_SDPA_DETERMINISTIC": "0"}).deterministic is False
+
+
+@pytest.mark.parametrize(
+    ("asked", "budget", "positions"),
+    [(0, 1 << 30, 2048), (0, 10 * 1280, 1280), (300, 10 * 384, 300), (0, 10 * 1400, 1280), (2048, 10 * 2048, 2048)],
+)
+def test_v20_a_context_that_fits(asked: int, budget: int, positions: int) -> None:
+    """Spec V20: 10 bytes a position, a window of 2048; rows take whole blocks of 128."""
+    context = choose_context(asked, 2048, Budget(budget, explicit=True), 10)
+    assert context.positions == positions
+    assert (context.lowered is not None) == (asked == 0 and positions < 2048)
+
+
+def test_v20_an_explicit_context_that_does_not_fit_names_the_largest() -> None:
+    """Spec V20."""
+    with pytest.raises(UsageError, match="300") as caught:
+        choose_context(300, 2048, Budget(10 * 383, explicit=True), 10)
+    assert "--ctx-size 256" in str(caught.value.hint)
+    with pytest.raises(UsageError, match="window of 2048"):
+        choose_context(2049, 2048, Budget(1 << 30, explicit=False), 10)
+    with pytest.raises(UsageError):
+        choose_context(0, 2048, Budget(10 * 127, explicit=True), 10)
+    with pytest.raises(CapacityError):
+        choose_context(0, 2048, Budget(10 * 127, explicit=False), 10)

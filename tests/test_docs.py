@@ -1,0 +1,44 @@
+"""Documentation that can be checked against the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mlxcel.cli.commands import BUILT_IN
+from mlxcel.cli.reference import filled
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_option_tables_are_current() -> None:
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    assert page.count("<!-- table:") == 2
+    assert "--ctx-size" in page
+    assert filled(page) == page, "docs/cli.md is stale: make docs"
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_make_commands_exist(page: str) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"make (?:[A-Z]+=\S+ )?([a-z-]+)\b", (ROOT / page).read_text(encoding="utf-8")))
+    assert named & targets
+    assert {"demo", "test"} <= targets
+    for block in re.findall(r"```\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL):
+        assert set(re.findall(r"^make ([a-z-]+)", block, re.MULTILINE)) <= targets
+
+
+def test_the_readme_names_commands_that_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = "".join(re.findall(r"```\n(.*?)```", text, re.DOTALL))
+    named = set(re.findall(r"^mlxcel ([a-z]+)", blocks, re.MULTILINE))
+    assert named
+    assert named <= {entry.name for entry in BUILT_IN}
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    for entry in BUILT_IN:
+        assert f"`{entry.name}" in page
