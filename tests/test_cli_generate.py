@@ -128,6 +128,18 @@ def test_an_interrupt_while_loading_ends_with_130(
     assert "Traceback" not in ran.err
 
 
+def test_an_interrupt_in_the_prefill_cancels_the_row(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mlxcel_reference_numpy.backend.NumpyBackend.submit", interrupted)
+    ran = cli("generate", model, "--raw", "-p", "hello")
+    assert (ran.code, ran.out) == (130, "\n")
+    assert "0 tokens · cancelled" in ran.err
+    reply = json.loads(cli("generate", model, "--raw", "-p", "hello", "--json").out)
+    assert (reply["finish_cause"], reply["finish_reason"], reply["token_ids"]) == ("cancelled", None, [])
+
+
 def test_a_seeded_sample_repeats_and_reports_its_seed(cli: Cli, model: Path) -> None:
     base = ("generate", model, "--raw", "-p", "hello", "-n", 6, "--json", "-t", "0.9")
     fresh = json.loads(cli(*base).out)
