@@ -20,7 +20,7 @@ def attend_token(
     [pages, K, page_size, dk or dv], this token's own position written. table: int32 [P]. Returns float32 [K, G, dv].
     """
     blocks = position // BLOCK + 1
-    k, v = _blocks(keys, table, blocks), _blocks(values, table, blocks)
+    k, v = _blocks(keys, table, position), _blocks(values, table, position)
     valid = position + 1 - (blocks - 1) * BLOCK
     scores = np.matmul(q[:, None], k.swapaxes(-1, -2)) * np.float32(scale)
     # By selection: what lies behind a row's end is whatever a page held before, NaN included.
@@ -34,12 +34,15 @@ def attend_token(
     return result
 
 
-def _blocks(pages: np.ndarray, table: np.ndarray, blocks: int) -> np.ndarray:
-    """The first `blocks` blocks of a row, [K, blocks, 128, d]: a view of one big page, or gathered small pages."""
+def _blocks(pages: np.ndarray, table: np.ndarray, position: int) -> np.ndarray:
+    """The blocks that hold positions 0 … `position` of a row, [K, blocks, 128, d]: a view of one big page, or small
+    pages gathered, with zeros where a block has no page yet."""
     _, heads, page_size, dim = pages.shape
+    blocks = position // BLOCK + 1
     if page_size >= blocks * BLOCK:
         row = pages[table[0], :, : blocks * BLOCK]
     else:
-        row = pages[table[: -(-blocks * BLOCK // page_size)]].swapaxes(0, 1).reshape(heads, -1, dim)
-        row = row[:, : blocks * BLOCK]
+        held = table[: position // page_size + 1]
+        row = np.zeros((heads, blocks * BLOCK, dim), np.float32)
+        row[:, : len(held) * page_size] = pages[held].swapaxes(0, 1).reshape(heads, -1, dim)[:, : blocks * BLOCK]
     return row.reshape(heads, blocks, BLOCK, dim)

@@ -115,7 +115,8 @@ class NumpyContext:
         return mixed.reshape(tokens, -1)
 
     def gated(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-        return ACTIVATIONS[activation](gate) * up
+        result: np.ndarray = ACTIVATIONS[activation](gate) * up
+        return result
 
     def activate(self, x: np.ndarray, activation: str) -> np.ndarray:
         return ACTIVATIONS[activation](x)
