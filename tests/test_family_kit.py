@@ -210,6 +210,7 @@ def with_weight(changed, changes):
     [
         ("k", {"name": "q"}, "names must be unique"),
         ("k", {"axes": "F"}, "axes 'F' and shape [32, 64] differ in length"),
+        ("k", {"axes": "F", "shape": (32,)}, "k is [32], a linear weight is [out, in]"),
         ("k", {"shape": (64, 64)}, "k is [64, 64], the checkpoint's tensor model.layers.0.self_attn.k_proj.weight is"),
         ("k", {"names": {"gguf": "blk.{i}.k"}}, "k has no name under the checkpoint's naming 'hf'"),
         ("k", {"names": {"hf": "one.weight"}}, "{i} stands in a tensor's name exactly if"),

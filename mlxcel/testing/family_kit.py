@@ -70,13 +70,7 @@ def check_schema(family: ModelFamily, checkpoint: Checkpoint, config: Any) -> We
     by_name = {weight.name: weight for weight in schema.weights}
     for weight in schema.weights:
         _check_weight(weight, by_name, checkpoint, config)
-        for member in schema.group(weight.group or weight.name) if weight.role == "linear" else ():
-            if member.shape[1] != weight.shape[1] or member.per_layer != weight.per_layer:
-                raise broken(
-                    "schema",
-                    f"{weight.name} {list(weight.shape)} and {member.name} {list(member.shape)} share group "
-                    f"{weight.group!r}: their inputs must be of one size, all in layers or all outside",
-                )
+    _check_groups(schema)
     _check_tensors(schema, checkpoint)
     kv = family.kv_spec(config)
     if len(kv.layers) != schema.layers:
@@ -111,6 +105,17 @@ def _check_weight(weight: WeightSpec, by_name: dict[str, WeightSpec], checkpoint
             raise broken("schema", f"{name} is a bias of {weight.bias_of!r}, which is no linear weight of the schema")
         if weight.shape != target.shape[:1] or weight.per_layer != target.per_layer:
             raise broken("schema", f"{name} {list(weight.shape)} cannot be the bias of a {list(target.shape)} weight")
+
+
+def _check_groups(schema: WeightSchema) -> None:
+    for weight in schema.weights:
+        for member in schema.group(weight.group or weight.name) if weight.role == "linear" else ():
+            if member.shape[1] != weight.shape[1] or member.per_layer != weight.per_layer:
+                raise broken(
+                    "schema",
+                    f"{weight.name} {list(weight.shape)} and {member.name} {list(member.shape)} share group "
+                    f"{weight.group!r}: their inputs must be of one size, all in layers or all outside",
+                )
 
 
 def _check_tensors(schema: WeightSchema, checkpoint: Checkpoint) -> None:
