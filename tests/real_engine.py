@@ -98,7 +98,8 @@ class Real:
         return done
 
 
-def real_engine(checkpoint, family=None, *, slots=9, context=512):
+def real_engine(checkpoint, family=None, *, slots=9, context=512, tokenizer=None):
+    """With a tokenizer, ids at or above its size are masked, and texts are its own."""
     family = family or Llama()
     config = family.parse_config(checkpoint)
     backend = KeepingBackend()
@@ -108,8 +109,8 @@ def real_engine(checkpoint, family=None, *, slots=9, context=512):
         backend=backend,
         kv_spec=kv_spec,
         kv=DenseKV(kv_spec=kv_spec, slots=slots, context=context, page_size=16),
-        sampler=KeepingSampler(vocab=config.vocab_size),
-        finish=StandardFinish(stream=lambda spec: Detokeniser(ByteTokenizer()), steps={}),
+        sampler=KeepingSampler(vocab=config.vocab_size, tokenizer_size=tokenizer and tokenizer.size),
+        finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer or ByteTokenizer()), steps={}),
         settings=EngineSettings(config.vocab_size, context, slots),
     )
     return Real(engine, backend, config.vocab_size)

@@ -5,22 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from real_engine import real_engine
 
-from mlxcel.core.engine import Engine, EngineSettings
 from mlxcel.core.request import SamplingParams, SequenceSpec
-from mlxcel.core.source import NoProgress
 from mlxcel.direct import generate
-from mlxcel.plugins.families.llama import Llama
-from mlxcel.plugins.finish.standard import StandardFinish
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
-from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner
-from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.plugins.tokenizers.gguf_bpe import load
 from mlxcel.text.chat_template import select_template
-from mlxcel.text.detokeniser import Detokeniser
 from mlxcel.text.prompt import encode_chat, encode_raw
-from mlxcel_reference_numpy.backend import NumpyBackend
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 CASES = {case["id"]: case for case in json.loads((GOLDEN / "smollm2-135m.json").read_text())["cases"]}
@@ -35,20 +28,11 @@ LOGPROB_TOLERANCE = 2e-4
 
 @pytest.fixture(scope="module")
 def model(smollm2_path):
-    checkpoint, family = GgufCheckpoint(smollm2_path), Llama()
-    tokenizer, config, backend = load(checkpoint), family.parse_config(checkpoint), NumpyBackend()
-    backend.load(family, config, checkpoint, NoProgress())
-    kv_spec = family.kv_spec(config)
-    engine = Engine(
-        backend=backend,
-        kv_spec=kv_spec,
-        kv=DenseKV(kv_spec=kv_spec, slots=1, context=512, page_size=16),
-        sampler=ChainSampler(vocab=config.vocab_size, tokenizer_size=tokenizer.size),
-        finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer), steps={}),
-        settings=EngineSettings(config.vocab_size, 512, 1),
-    )
-    yield engine, backend, tokenizer, select_template(checkpoint)
-    engine.shutdown()
+    checkpoint = GgufCheckpoint(smollm2_path)
+    tokenizer = load(checkpoint)
+    real = real_engine(checkpoint, slots=1, tokenizer=tokenizer)
+    yield real.engine, real.backend, tokenizer, select_template(checkpoint)
+    real.engine.shutdown()
     checkpoint.close()
 
 
