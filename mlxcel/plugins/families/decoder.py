@@ -51,6 +51,8 @@ class DecoderConfig:
         keys = ConfigKeys(checkpoint.config, "config.json")
         hidden, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
         head_dim = keys.size("head_dim", _even_split(hidden, heads, keys))
+        if keys.flag("use_sliding_window", False) and keys.has("sliding_window"):
+            raise keys.wrong("use_sliding_window", "false: attention in a window is not supported")
         written = keys.word("hidden_act", (*ACTIVATIONS, *HF_ACTIVATIONS), default="silu")
         has_head = "lm_head.weight" in checkpoint.tensors
         fields: dict[str, Any] = {

@@ -58,28 +58,40 @@ class Rope:
 
 def rope_from_hf(keys: ConfigKeys, dim: int) -> Rope:
     """From config.json: `rope_theta` and `rope_scaling`, or `rope_parameters` that holds both."""
-    scaling = keys.within("rope_parameters") or keys.within("rope_scaling")
     base = keys.real("rope_theta", DEFAULT_BASE)
-    if scaling is None:
+    found = [(name, inner) for name in ("rope_parameters", "rope_scaling") if (inner := keys.within(name)) is not None]
+    for inner in (keys, *(inner for _, inner in found)):
+        if inner.real("partial_rotary_factor", 1.0) != 1:
+            raise inner.wrong("partial_rotary_factor", "1: turning a part of a head is not supported")
+    if not found:
         return Rope(dim, base)
-    base = scaling.real("rope_theta", base)
-    # Both spellings are in use; a file with neither says nothing about a type.
-    name = "rope_type" if scaling.has("rope_type") or not scaling.has("type") else "type"
-    if scaling.word(name, KNOWN, default="default") == "default":
-        return Rope(dim, base)
-    low, high = scaling.real("low_freq_factor"), scaling.real("high_freq_factor")
+    scalings = [_scaling(inner) for _, inner in found]
+    if scalings[0] != scalings[-1]:
+        raise CheckpointError(
+            f"config.json: {found[0][0]} and {found[-1][0]} scale differently", hint="remove the one that is wrong"
+        )
+    return Rope(dim, found[0][1].real("rope_theta", base), scalings[0])
+
+
+def _scaling(keys: ConfigKeys) -> Llama3Scaling | None:
+    """Of one mapping. Both spellings of the type are in use; without a type there is nothing to scale by."""
+    name = "rope_type" if keys.has("rope_type") or not keys.has("type") else "type"
+    if not keys.has(name) and keys.real("factor", 1.0) != 1:
+        raise keys.wrong("factor", "1 or left out where no rope_type says what it does")
+    if keys.word(name, KNOWN, default="default") == "default":
+        return None
+    low, high = keys.real("low_freq_factor"), keys.real("high_freq_factor")
     if low >= high:
         raise CheckpointError(f"config.json: low_freq_factor {low} must be below high_freq_factor {high}")
-    return Rope(
-        dim,
-        base,
-        Llama3Scaling(scaling.real("factor"), low, high, scaling.size("original_max_position_embeddings")),
-    )
+    return Llama3Scaling(keys.real("factor"), low, high, keys.size("original_max_position_embeddings"))
 
 
 def rope_from_gguf(keys: ConfigKeys, dim: int, checkpoint: Checkpoint) -> Rope:
     """From GGUF metadata; llama3 scaling is stored as the tensor `rope_freqs.weight`, one divisor a pair."""
     keys.word("rope.scaling.type", ("none",), default="none")
+    for name in ("rope.scaling.factor", "rope.scale_linear"):  # the second is the first's older spelling
+        if not keys.has("rope.scaling.type") and keys.real(name, 1.0) != 1:
+            raise keys.wrong(name, "1: linear scaling is not supported")
     base = keys.real("rope.freq_base", DEFAULT_BASE)
     if "rope_freqs.weight" not in checkpoint.tensors:
         return Rope(dim, base)

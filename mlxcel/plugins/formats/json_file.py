@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
 from mlxcel.errors import CheckpointError
 
 MAX_BYTES: Final = 1 << 26  # an index of 100,000 tensors has about 2**23
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")  # the escape of one; two of them in order spell one character
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -24,9 +26,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json_object(text: bytes, what: str) -> dict[str, Any]:
-    """`what` names the text in errors. A key that occurs twice in one object is refused: one of the two is wrong."""
+    """`what` names the text in errors. A key that occurs twice in one object is refused: one of the two is wrong.
+
+    So is an escaped lone surrogate: no text has one, and no tokenizer, file name or terminal would take it.
+    """
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{what} is not valid JSON: {error}", hint="the file is damaged or incomplete: download it again"

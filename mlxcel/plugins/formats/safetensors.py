@@ -44,7 +44,7 @@ class SafetensorsCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         refuse_single_file(path)
-        shards = sorted(path.glob("*.safetensors"))
+        shards = shard_files(path)
         if not shards:
             refuse_without_shards(path)
         self.config: Mapping[str, Any] = MappingProxyType(read_config(path))
@@ -84,6 +84,13 @@ def refuse_single_file(path: Path) -> None:
     raise CheckpointError(
         f"{path} is one file of a checkpoint, its config.json and tokenizer are needed too",
         hint=f"give the folder instead: {path.parent}",
+    )
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """Sorted by name, whatever the suffix's case. Hidden files are other programs' leavings, macOS's `._` for one."""
+    return sorted(
+        child for child in folder.iterdir() if child.suffix.lower() == ".safetensors" and not child.name.startswith(".")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import tokenizers
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mlxcel.core.checkpoint import Checkpoint
 
 MAX_BYTES: Final = 1 << 28  # the largest known, of 262,144 tokens, has about 2**25
+MAX_ID: Final = 1 << 22  # as many elements as the GGUF reader takes; the largest known vocabularies have about 2**18
 ROLES: Final = ("bos", "eos", "unk", "pad")
 
 
@@ -34,6 +36,7 @@ def load(checkpoint: Checkpoint) -> LibraryTokenizer:
     plain = [spelled[role] for role, index in own.items() if index not in added]
     if plain:  # a role makes an ordinary entry of the vocabulary a special token
         library.add_special_tokens([tokenizers.AddedToken(text, normalized=False, special=True) for text in plain])
+    refuse_far_ids(library, checkpoint.assets["tokenizer.json"])
     tokens = spellings_by_id(library)
     added = library.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special}
@@ -53,15 +56,29 @@ def load(checkpoint: Checkpoint) -> LibraryTokenizer:
 
 def read_library(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     path = checkpoint.assets["tokenizer.json"]
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise CheckpointError(f"{path} has {size} bytes, at most {MAX_BYTES} are taken")
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise CheckpointError(f"{path} has {size} bytes, at most {MAX_BYTES} are taken")
+        data = path.read_bytes()  # ours to open: the library takes no file name that is not UTF-8
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    try:
+        return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises bare Exception
         raise CheckpointError(
             f"{path} cannot be read: {str(error)[:300]}", hint="the file is damaged or incomplete: download it again"
         ) from error
+
+
+def refuse_far_ids(library: tokenizers.Tokenizer, path: Path) -> None:
+    """A table by id has a place for every id below the highest: one damaged number must not choose how much memory."""
+    token, highest = max(library.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1], default=("", 0))
+    if highest >= MAX_ID:
+        raise CheckpointError(
+            f"{path}: token {token[:80]!r} has the id {highest}, ids below {MAX_ID} are taken",
+            hint="the file is damaged: download it again",
+        )
 
 
 def role_spellings(*sources: Mapping[str, Any]) -> dict[str, str]:
