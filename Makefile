@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
-SOURCES := mlxcel backends tests benchmarks setup.py
+SOURCES := mlxcel backends tests benchmarks examples setup.py
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow lint format type bench docs clean
@@ -35,7 +35,7 @@ type: $(VENV)/.dev ## mypy, strict
 
 bench: $(VENV)/.dev ## what the command line costs to start, and how fast NumPy decodes
 	$(BIN)/python benchmarks/cli_start.py
-	$(BIN)/python benchmarks/cpu_decode.py
+	$(BIN)/python benchmarks/cpu_decode.py "$$($(BIN)/mlxcel download smollm2-135m-instruct)"
 
 docs: $(VENV)/.dev ## write the option tables of docs/cli.md anew
 	$(BIN)/python -m mlxcel.cli.reference docs/cli.md

@@ -125,7 +125,8 @@ class PluginManager:
         failed = f"; {families.failed()}" if families.failures else ""
         raise CheckpointError(
             f"no model family here is for the {what} {architecture!r}{failed}",
-            hint=f"{near(architecture, known)}; a plugin adds one with the hook {kinds.FAMILIES.hook}",
+            hint=f"{near(architecture, known)}; a plugin adds one with the hook {kinds.FAMILIES.hook}: "
+            "docs/write-a-family.md",
         )
 
     def infos(self) -> list[PluginInfo]:

@@ -55,8 +55,9 @@ class GPTNeoX:
             raise CheckpointError(f"config.json: hidden_size {hidden} does not divide into {heads} heads")
         if keys.flag("tie_word_embeddings", False) or not keys.flag("attention_bias", True):
             raise CheckpointError("config.json: tied embeddings and attention without biases are not supported")
-        if keys.has("rope_scaling"):
-            raise keys.wrong("rope_scaling", "null: stretched positions are not supported")
+        for unread in ("rope_scaling", "rope_parameters"):
+            if keys.has(unread):
+                raise keys.wrong(unread, "null: only rotary_pct and rotary_emb_base are read")
         share = keys.real("rotary_pct", 0.25)
         rotary_dim = int(hidden // heads * share)
         if share > 1 or rotary_dim < 2 or rotary_dim % 2:

@@ -28,6 +28,7 @@ def test_the_family_keeps_all_laws_and_agrees_with_the_formulas(tmp_path, change
         ({"tie_word_embeddings": True}, "tied embeddings"),
         ({"attention_bias": False}, "without biases"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, "rope_parameters"),
         ({"vocab_size": None}, "config.json has no vocab_size"),
     ],
 )
