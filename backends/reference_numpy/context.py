@@ -30,7 +30,11 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class NumpyContext:
-    """ForwardContext of one step: its plan, the weights, and the KV pages that `attend` writes and reads."""
+    """ForwardContext of one step: its plan, the weights, and the KV pages that `attend` writes and reads.
+
+    What a family hands in may lie in any memory order. An op that reduces takes contiguous rows first: NumPy adds along
+    memory, and a transposed array of one token is contiguous where one of two is not.
+    """
 
     def __init__(
         self, plan: StepPlan, token_ids: np.ndarray, weights: Weights, keys: list[np.ndarray], values: list[np.ndarray]
@@ -58,6 +62,7 @@ class NumpyContext:
     def rms_norm(
         self, x: np.ndarray, weight: str, *, layer: int | None = None, eps: float, offset: float = 0.0
     ) -> np.ndarray:
+        x = np.ascontiguousarray(x)
         scale = self._weights.plain[weight, layer or 0]
         mean = np.add.reduce(x * x, axis=-1, keepdims=True) / np.float32(x.shape[-1])
         normed = x / np.sqrt(mean + np.float32(eps))
@@ -69,6 +74,7 @@ class NumpyContext:
     def layer_norm(
         self, x: np.ndarray, weight: str, bias: str | None, *, layer: int | None = None, eps: float
     ) -> np.ndarray:
+        x = np.ascontiguousarray(x)
         size = np.float32(x.shape[-1])
         centred = x - np.add.reduce(x, axis=-1, keepdims=True) / size
         variance = np.add.reduce(centred * centred, axis=-1, keepdims=True) / size
@@ -85,7 +91,6 @@ class NumpyContext:
             y += linear.bias
         if len(linear.sizes) == 1:
             return (y,)
-        # Contiguous rows: another memory order would add in another order.
         return tuple(np.ascontiguousarray(part) for part in np.split(y, np.cumsum(linear.sizes)[:-1], axis=1))
 
     def rope(self, x: np.ndarray, frequencies: np.ndarray, *, scale: float = 1.0) -> np.ndarray:
@@ -108,7 +113,7 @@ class NumpyContext:
         values[pages, :, plan.positions % page_size] = v
         tokens, heads, dim = q.shape
         kv_heads = k.shape[1]
-        grouped = q.reshape(tokens, kv_heads, heads // kv_heads, dim)
+        grouped = np.ascontiguousarray(q).reshape(tokens, kv_heads, heads // kv_heads, dim)
         mixed = np.empty((tokens, kv_heads, heads // kv_heads, v.shape[2]), np.float32)
         for token, (row, position) in enumerate(zip(self._row_of, plan.positions.tolist(), strict=True)):
             mixed[token] = attend_token(grouped[token], keys, values, plan.page_tables[row], position, scale)
@@ -126,7 +131,7 @@ class NumpyContext:
         return rows
 
     def unembed(self, x: np.ndarray, weight: str = "unembed") -> np.ndarray:
-        return row_products(self._weights.linear[weight, 0].matrix, x)
+        return row_products(self._weights.linear[weight, 0].matrix, np.ascontiguousarray(x))
 
     def _angles(self, frequencies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin float32 [T, 1, n] of this step's positions; kept, since each layer asks for the same."""
