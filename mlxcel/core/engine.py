@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -16,22 +17,12 @@ from mlxcel.core.finish import Ending, Finish, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
-from mlxcel.core.parts import check_parts, draws
-from mlxcel.core.plan import (
-    Decode,
-    Part,
-    Piece,
-    PrefillPlan,
-    RowOutcome,
-    Span,
-    StepReport,
-    StepResult,
-    Ticket,
-    TokenLogprobs,
-)
+from mlxcel.core.parts import check_parts, draws, part_length
+from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Span, StepReport, StepResult, Ticket
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
+from mlxcel.core.step import Step, check_result
 from mlxcel.errors import (
     BackendFault,
     BatchShapeError,
@@ -64,18 +55,6 @@ class EngineSettings:
     max_consecutive_faults: int = 8
 
 
-@attrs.define
-class _Step:
-    """A submitted step until it is collected."""
-
-    ticket: Ticket
-    handle: Any  # the backend's own, or the fault that kept it from starting
-    rows: tuple[Sequence, ...]
-    drawing: tuple[bool, ...]
-    tokens: int
-    lost: bool = False  # its KV is gone with that of an older step: nothing of it may be believed
-
-
 class Engine:
     """Opens rows, runs steps over them, closes them. Refusals raise before any forward and change nothing.
 
@@ -102,11 +81,12 @@ class Engine:
         self._observers = observers or Observers(())
         self._rows: dict[int, Sequence] = {}
         self._free_slots = list(range(settings.slots - 1, -1, -1))
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[Step] = deque()
         self._reserved: tuple[Part, ...] | None = None
         self._next_id = 1
         self._next_ticket = 1
         self._faults_in_a_row = 0
+        self._sick: EngineUnhealthy | None = None  # for good (spec E19)
         self._shut = False
         backend.start(
             kv_spec=kv_spec, pages=kv.num_pages, page_size=kv.page_size, slots=settings.slots, sampler=sampler
@@ -125,7 +105,7 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        return not self._shut and self._faults_in_a_row < self._settings.max_consecutive_faults
+        return not self._shut and self._sick is None
 
     @property
     def kv_stats(self) -> KVStats:
@@ -193,7 +173,7 @@ class Engine:
     def cancel(self, sequence_id: int, cause: str = "cancelled") -> RowOutcome:
         """End a row from outside: its text's tail comes along. A step of it in flight is dropped when collected."""
         row = self._row(sequence_id)
-        if row.state in (SequenceState.FINISHED, SequenceState.FAILED):
+        if row.ended:
             return self._last_outcome(row)
         text = self._finish.flush(row.finish_state)
         row.state, row.ending = SequenceState.FINISHED, Ending(cause)
@@ -215,9 +195,10 @@ class Engine:
             return
         self._shut = True
         self._steps.clear()
-        for row in list(self._rows.values()):
-            self._forget(row)
-        self._backend.close()
+        with ExitStack() as stack:  # what one plugin raises keeps nothing of the others
+            stack.callback(self._backend.close)
+            for row in self._rows.values():
+                stack.callback(self._forget, row)
 
     def __enter__(self) -> Engine:
         return self
@@ -234,7 +215,7 @@ class Engine:
         self._check_healthy()
         rows = self._check(parts)
         self._reserved = None
-        self._kv.reserve([(row.id, _tokens(part)) for row, part in zip(rows, parts, strict=True)])
+        self._kv.reserve([(row.id, part_length(part)) for row, part in zip(rows, parts, strict=True)])
         self._reserved = tuple(parts)
 
     def submit(self, parts: Listing[Part]) -> Ticket:
@@ -251,24 +232,27 @@ class Engine:
             )
         self._reserved = None
         drawing = tuple(draws(row, part) for row, part in zip(rows, parts, strict=True))
-        plan = pack_step(rows, parts, drawing, kv=self._kv, sampler=self._sampler)
-        ticket = Ticket(self._next_ticket, tuple(parts))
-        self._next_ticket += 1
-        for row, part in zip(rows, parts, strict=True):
-            self._kv.advance(row.id, _tokens(part))
         handle: Any
         try:
+            plan = pack_step(rows, parts, drawing, kv=self._kv, sampler=self._sampler)
+            for row, part in zip(rows, parts, strict=True):
+                self._kv.advance(row.id, part_length(part))
             handle = self._backend.submit(plan)
         except Exception as error:  # collect reports it, so that a step fails in one way whenever it fails
-            log.debug("step %d was not started", ticket.number, exc_info=error)
+            log.debug("step %d was not started", self._next_ticket, exc_info=error)
             handle = _as_fault(error)
-        for row, part, draw in zip(rows, parts, drawing, strict=True):
+        except BaseException:  # an interrupt: there was no step
+            self._trim_all()
+            raise
+        ticket = Ticket(self._next_ticket, tuple(parts))
+        self._next_ticket += 1
+        step = Step(ticket, handle, tuple(rows), drawing)
+        step.count(1)
+        for row, part in zip(rows, parts, strict=True):
             row.in_flight += 1
-            row.fed += _tokens(part)
-            row.drawing += draw
             if isinstance(part, Piece):
                 row.state = SequenceState.PREFILLING
-        self._steps.append(_Step(ticket, handle, tuple(rows), drawing, plan.num_tokens))
+        self._steps.append(step)
         return ticket
 
     def collect(self, ticket: Ticket) -> list[RowOutcome]:
@@ -279,21 +263,20 @@ class Engine:
         if not self._steps or self._steps[0].ticket is not ticket:
             raise BatchShapeError(f"ticket {ticket.number} is not the oldest step in flight")
         step = self._steps.popleft()
-        for row, part, draw in zip(step.rows, ticket.parts, step.drawing, strict=True):
-            row.in_flight -= 1
-            row.fed -= _tokens(part)
-            row.drawing -= draw
-        try:
-            result = None if step.lost else self._read(step)
-        except Exception as error:
-            log.debug("step %d failed", ticket.number, exc_info=error)
-            outcomes = self._fail_step(ticket, step.rows, _as_fault(error))
-        else:
-            outcomes = [RowOutcome(row.id) for row in step.rows] if result is None else self._resolve_all(step, result)
         for row in step.rows:
-            if row.closing and row.in_flight == 0:
-                self._forget(row)
-        return outcomes
+            row.in_flight -= 1
+        if not step.lost:
+            step.count(-1)
+        try:
+            return self._outcomes(step)
+        except BaseException:  # an interrupt: this step is void, and so is one that builds on its tokens
+            self._lose_steps_ahead()
+            self._trim_all()
+            raise
+        finally:
+            for row in step.rows:
+                if row.closing and row.in_flight == 0:
+                    self._forget(row)
 
     def prefill(
         self, sequence_id: int, plan: PrefillPlan, on_piece: Callable[[Span], None] = lambda span: None
@@ -328,20 +311,24 @@ class Engine:
         self.reserve(parts)
         return self.collect(self.submit(parts))
 
-    def _read(self, step: _Step) -> StepResult:
+    def _outcomes(self, step: Step) -> list[RowOutcome]:
+        if step.lost:
+            return [self._drop(row) for row in step.rows]
+        try:
+            result = self._read(step)
+        except Exception as error:
+            log.debug("step %d failed", step.ticket.number, exc_info=error)
+            return self._fail_step(step, _as_fault(error))
+        return self._resolve_all(step, result)
+
+    def _read(self, step: Step) -> StepResult:
         if isinstance(step.handle, BackendFault):
             raise step.handle
         result = self._backend.read(step.handle)
-        rows = sum(step.drawing)
-        for name, array in (("ids", result.tokens), ("status words", result.status)):
-            if array.shape != (rows,):
-                raise BackendFault(f"the step returned {name} of shape {array.shape}, {rows} rows draw")
-        fine = result.tokens[result.status == 0]
-        if fine.size and (int(fine.min()) < 0 or int(fine.max()) >= self._settings.vocab):
-            raise BackendFault(f"the step returned a token outside the vocabulary of {self._settings.vocab}")
+        check_result(result, rows=sum(step.drawing), vocab=self._settings.vocab)
         return result
 
-    def _resolve_all(self, step: _Step, result: StepResult) -> list[RowOutcome]:
+    def _resolve_all(self, step: Step, result: StepResult) -> list[RowOutcome]:
         self._faults_in_a_row = 0
         outcomes = []
         place = 0
@@ -355,14 +342,14 @@ class Engine:
 
     def _resolve(self, row: Sequence, part: Part, result: StepResult, place: int | None) -> RowOutcome:
         """Steps 3 to 9 of spec 1.3 for one row. `place` is its index among the drawing rows, None when it has none."""
-        if row.state in (SequenceState.FINISHED, SequenceState.FAILED):
+        if row.ended:
             return self._drop(row)
         status = 0 if place is None else int(result.status[place])
         if status:
             kind = NumericFault if status == 1 else NoTokenAllowed
             words = "NaN or +inf in its logits" if status == 1 else "every token is masked"
-            return self._fail(row, kind(f"sequence {row.id}: {words} at position {row.stored + _tokens(part)}"))
-        row.stored += _tokens(part)
+            return self._fail(row, kind(f"sequence {row.id}: {words} at position {row.stored + part_length(part)}"))
+        row.stored += part_length(part)
         if row.state is SequenceState.PREFILLING and row.stored >= row.prompt_length:
             known = row.length - 1 if place is None else row.length
             if row.stored >= known:
@@ -371,7 +358,8 @@ class Engine:
             return RowOutcome(row.id)
         try:
             token = int(result.tokens[place])
-            logprobs = _logprobs(row, result, place)
+            wanted = row.spec.params.logprobs
+            logprobs = None if wanted is None else result.token_logprobs(place, wanted)
             resolution = self._finish.resolve(row.finish_state, token)
             self._commit(row, token, resolution)
         except Exception as error:
@@ -400,57 +388,74 @@ class Engine:
             row.state, row.ending = SequenceState.FINISHED, resolution.ending
 
     def _drop(self, row: Sequence) -> RowOutcome:
-        """The result of a row that ended with this step in flight: its position is taken back and never counted."""
-        if row.in_flight == 0 and not row.closing and row.state is SequenceState.FINISHED:
-            short = self._trim(row)
-            if short is not None:
-                return self._fail(row, short)
+        """A result that must not count: of a row that ended with this step in flight, whose position is taken back, or
+        of a step that was lost."""
+        if row.state is SequenceState.FINISHED and row.in_flight == 0 and (short := self._trim(row)) is not None:
+            return self._fail(row, short)
         return RowOutcome(row.id)
 
     def _trim(self, row: Sequence) -> TrimError | None:
         """Give back positions beyond what is stored and in flight."""
         length = row.stored + row.fed
-        kept = self._kv.trim(row.id, length)
+        try:
+            kept = self._kv.trim(row.id, length)
+        except Exception as error:
+            log.warning("sequence %d could not be trimmed", row.id, exc_info=error)
+            return TrimError(f"sequence {row.id}: the KV store cannot trim to {length} positions: {error!r}")
         if kept == length:
             return None
         return TrimError(f"sequence {row.id}: the KV store kept {kept} positions where {length} are valid")
+
+    def _trim_all(self) -> None:
+        """Behind an interrupt: the KV store again counts what the rows count, and no reservation stands."""
+        self._reserved = None
+        for row in self._rows.values():
+            if (short := self._trim(row)) is not None and not row.ended:
+                self._fail(row, short)
+
+    def _lose_steps_ahead(self) -> None:
+        for step in self._steps:
+            step.lose()
 
     def _fail(self, row: Sequence, error: Exception) -> RowOutcome:
         row.state, row.error, row.ending = SequenceState.FAILED, error, None
         return RowOutcome(row.id, error=error)
 
-    def _fail_step(self, ticket: Ticket, rows: Listing[Sequence], fault: BackendFault) -> list[RowOutcome]:
+    def _fail_step(self, step: Step, fault: BackendFault) -> list[RowOutcome]:
         """Rows of the step end with the fault; rows outside it go on, or start over when the KV is lost (spec E18)."""
+        number, parts = step.ticket.number, step.ticket.parts
         self._faults_in_a_row += 1
-        log.warning("step %d failed (%d in a row): %s", ticket.number, self._faults_in_a_row, fault)
-        outcomes = [
-            RowOutcome(row.id) if row.state is SequenceState.FINISHED else self._fail(row, fault) for row in rows
-        ]
+        log.warning("step %d failed (%d in a row): %s", number, self._faults_in_a_row, fault)
+        outcomes = [self._drop(row) if row.ended else self._fail(row, fault) for row in step.rows]
         if not fault.kv_intact:
+            self._lose_steps_ahead()
             for row in self._rows.values():
                 if row.state in (SequenceState.PREFILLING, SequenceState.DECODING):
                     self._preempt(row)
-            for step in self._steps:
-                step.lost = True
-        if not self.healthy:
-            error = self._unhealthy()
+        if self._sick is None and self._faults_in_a_row >= self._settings.max_consecutive_faults:
+            self._sick = EngineUnhealthy(
+                f"{self._faults_in_a_row} steps failed in a row",
+                hint="restart; run with -vv for the backend's own trace",
+            )
             for row in self._rows.values():
-                if row.state not in (SequenceState.FINISHED, SequenceState.FAILED):
-                    self._fail(row, error)
-        self._observers.step_finished(StepReport(ticket.number, ticket.parts, tuple(outcomes), 0, {}, fault))
+                if not row.ended:
+                    self._fail(row, self._sick)
+        self._observers.step_finished(StepReport(number, parts, tuple(outcomes), 0, {}, fault))
         return outcomes
 
     def _preempt(self, row: Sequence) -> None:
         """The row loses its KV and nothing else: a plan over prompt ++ output[:-1] brings it back."""
-        row.stored = 0
-        self._kv.trim(row.id, 0)
-        row.state = SequenceState.PREEMPTED
+        row.stored, row.state = 0, SequenceState.PREEMPTED
+        if (short := self._trim(row)) is not None:
+            self._fail(row, short)
 
     def _forget(self, row: Sequence) -> None:
         del self._rows[row.id]
-        self._kv.free(row.id)
-        self._backend.release(row.slot)
         self._free_slots.append(row.slot)
+        try:
+            self._kv.free(row.id)
+        finally:
+            self._backend.release(row.slot)
 
     def _last_outcome(self, row: Sequence) -> RowOutcome:
         if row.error is not None:
@@ -474,31 +479,11 @@ class Engine:
             raise BatchShapeError(f"{len(self._steps)} steps are in flight", hint="collect them first")
 
     def _check_healthy(self) -> None:
-        if not self.healthy:
-            raise self._unhealthy()
-
-    def _unhealthy(self) -> EngineUnhealthy:
         if self._shut:
-            return EngineUnhealthy("the engine is shut down", hint="open another one")
-        return EngineUnhealthy(
-            f"{self._faults_in_a_row} steps failed in a row", hint="restart; run with -vv for the backend's own trace"
-        )
-
-
-def _tokens(part: Part) -> int:
-    return 1 if isinstance(part, Decode) else part.plan.pieces[part.index].length
+            raise EngineUnhealthy("the engine is shut down", hint="open another one")
+        if self._sick is not None:
+            raise self._sick
 
 
 def _as_fault(error: Exception) -> BackendFault:
     return error if isinstance(error, BackendFault) else BackendFault(repr(error))
-
-
-def _logprobs(row: Sequence, result: StepResult, place: int) -> TokenLogprobs | None:
-    wanted = row.spec.params.logprobs
-    if wanted is None or result.logprobs is None:
-        return None
-    top: tuple[tuple[int, float], ...] = ()
-    if wanted and result.top_ids is not None and result.top_logprobs is not None:
-        pairs = zip(result.top_ids[place, :wanted], result.top_logprobs[place, :wanted], strict=True)
-        top = tuple((int(token), float(value)) for token, value in pairs)
-    return TokenLogprobs(int(result.tokens[place]), float(result.logprobs[place]), top)

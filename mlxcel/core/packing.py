@@ -10,6 +10,7 @@ from mlxcel.core.kv import KVStore
 from mlxcel.core.plan import CARRY, Decode, Part, StepPlan
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.sequence import Sequence
+from mlxcel.errors import CapacityError
 
 
 def pack_step(
@@ -20,7 +21,7 @@ def pack_step(
     starts = [row.stored + row.fed for row in rows]
     query_start = np.cumsum([0, *(len(ids) for ids in tokens)], dtype=np.int32)
     seq_lens = np.array([start + len(ids) for start, ids in zip(starts, tokens, strict=True)], np.int32)
-    tables = [kv.page_table(row.id) for row in rows]
+    tables = [_page_table(row, int(length), kv) for row, length in zip(rows, seq_lens, strict=True)]
     page_tables = np.full((len(rows), max(len(table) for table in tables)), -1, np.int32)
     for place, table in enumerate(tables):
         page_tables[place, : len(table)] = table
@@ -39,6 +40,17 @@ def pack_step(
         draw_rows=draw_rows,
         sampling=sampler.pack([rows[int(r)].sampler_state for r in draw_rows], [int(seq_lens[r]) for r in draw_rows]),
     )
+
+
+def _page_table(row: Sequence, length: int, kv: KVStore) -> np.ndarray:
+    """int32 [P] of a row that will hold `length` positions (spec E5). A wrong page would be written to another row."""
+    table = kv.page_table(row.id)
+    if len(table) * kv.page_size < length or table.min() < 0 or table.max() >= kv.num_pages:
+        raise CapacityError(
+            f"sequence {row.id}: the KV store {kv.name!r} gives {length} positions the pages {table.tolist()}, "
+            f"of {kv.num_pages} pages of {kv.page_size}"
+        )
+    return table
 
 
 def _token_ids(row: Sequence, part: Part) -> np.ndarray:

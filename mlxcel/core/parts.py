@@ -9,7 +9,11 @@ from mlxcel.core.sequence import Sequence, SequenceState
 from mlxcel.errors import BatchShapeError
 
 _STARTABLE = (SequenceState.OPEN, SequenceState.PREFILLING, SequenceState.PREEMPTED)
-_ENDED = (SequenceState.FINISHED, SequenceState.FAILED)
+
+
+def part_length(part: Part) -> int:
+    """Tokens that a part feeds."""
+    return part.plan.pieces[part.index].length if isinstance(part, Piece) else 1
 
 
 def draws(row: Sequence, part: Part) -> bool:
@@ -52,6 +56,11 @@ def _check_piece(row: Sequence, part: Piece) -> None:
     span = plan.pieces[part.index]
     if span.start != at:
         raise BatchShapeError(f"sequence {row.id}: piece {part.index} starts at {span.start}, the row is at {at}")
+    if span.length < 1 or span.end > plan.length or (plan.is_terminal(part.index) and span.end != plan.length):
+        raise BatchShapeError(
+            f"sequence {row.id}: piece {part.index} is [{span.start}, {span.end}) of a plan for {plan.length} tokens",
+            hint="pieces must tile the plan; the prefill planner made this one",
+        )
     if plan.length > row.length or id_bytes(row.tokens(0, plan.length)) != plan.ids:
         raise BatchShapeError(f"sequence {row.id}: the plan was built for other token ids")
     if draws(row, part):
@@ -62,7 +71,7 @@ def _check_piece(row: Sequence, part: Piece) -> None:
 
 def _check_decode(row: Sequence, part: Decode) -> None:
     at = row.stored + row.fed
-    if row.state in _ENDED:
+    if row.ended:
         raise BatchShapeError(f"sequence {row.id} is {row.state.value} and takes no step")
     if at < row.prompt_length:
         missing = row.prompt_length - at

@@ -158,6 +158,16 @@ class StepResult:
     top_logprobs: np.ndarray | None = None  # [R, n] float32
     routes: Mapping[str, int] = attrs.field(factory=dict)  # layer calls by attention route
 
+    def token_logprobs(self, place: int, count: int) -> TokenLogprobs | None:
+        """Of the token at `place` among the R, with the `count` best; None when the step computed none."""
+        if self.logprobs is None:
+            return None
+        top: tuple[tuple[int, float], ...] = ()
+        if count and self.top_ids is not None and self.top_logprobs is not None:
+            pairs = zip(self.top_ids[place, :count], self.top_logprobs[place, :count], strict=True)
+            top = tuple((int(token), float(value)) for token, value in pairs)
+        return TokenLogprobs(int(self.tokens[place]), float(self.logprobs[place]), top)
+
 
 @attrs.frozen
 class Ticket:

@@ -50,6 +50,10 @@ class Sequence:
         return len(self.spec.prompt_ids)
 
     @property
+    def ended(self) -> bool:
+        return self.state in (SequenceState.FINISHED, SequenceState.FAILED)
+
+    @property
     def length(self) -> int:
         """P + G: positions of the prompt and the output together."""
         return self.prompt_length + len(self.output)
