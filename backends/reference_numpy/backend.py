@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mlxcel.core.backend import BackendCaps, empty_result
+from mlxcel.core.backend import BackendCaps
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import ModelFamily
 from mlxcel.core.kv import BLOCK, KVSpec
@@ -87,9 +87,6 @@ class NumpyBackend:
     def release(self, slot: int) -> None:
         """Nothing to free; pages are masked by their rows' lengths."""
 
-    def carry(self, slot: int, token: int) -> None:
-        self._started().last_tokens[slot] = token
-
     def submit(self, plan: StepPlan) -> StepResult:
         model, running = self._loaded(), self._started()
         own = np.repeat(running.last_tokens[plan.slots], np.diff(plan.query_start))
@@ -101,7 +98,8 @@ class NumpyBackend:
             store = "paged" if running.keys[0].shape[2] <= BLOCK else "dense"
             routes = {f"ref_{store}_gather": plan.num_rows * model.weights.layers}
             if not len(plan.draw_rows):
-                return attrs.evolve(empty_result(), routes=routes)
+                nothing = np.zeros(0, np.int32)
+                return StepResult(nothing, nothing, routes=routes)
             drawn = running.sampler.draw(np, logits, plan.sampling)
         running.last_tokens[plan.slots[plan.draw_rows]] = drawn.tokens
         return StepResult(drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, routes)

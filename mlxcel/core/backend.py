@@ -59,7 +59,6 @@ class BackendCaps:
     mixed_steps: bool  # decode rows and pieces in one step, with the bits of separate steps
     prefill_widths: tuple[int, ...] = ()  # padded widths at R0; () pads nothing
     r1_tokens: int = 0  # the one width of a piece at R1
-    r1_rows: int = 0  # the one width of a decode step at R1
 
 
 class Backend(Protocol):
@@ -98,19 +97,6 @@ class Backend(Protocol):
         """Wait for a step. BackendFault, with `kv_intact`, when it failed."""
         ...
 
-    def carry(self, slot: int, token: int) -> None:
-        """Host state is the truth: make `token` the slot's last token (spec E12)."""
-        ...
-
     def close(self) -> None:
         """Free device memory; harmless when called again."""
         ...
-
-
-def empty_result() -> StepResult:
-    """The result of a step in which no row draws."""
-    import numpy as np
-
-    from mlxcel.core.plan import StepResult
-
-    return StepResult(tokens=np.zeros(0, np.int32), status=np.zeros(0, np.int32))

@@ -95,9 +95,6 @@ class ScriptedBackend:
     def release(self, slot: int) -> None:
         del self._rows[slot]
 
-    def carry(self, slot: int, token: int) -> None:
-        """A script needs no last token."""
-
     def submit(self, plan: StepPlan) -> StepResult:
         self.steps += 1
         self.tokens += plan.num_tokens
