@@ -81,7 +81,7 @@ class EngineConfig:
             origins.update(dict.fromkeys(layer, origin))
         _require_one_template(values, origins)
         models, cache, xdg = (environ.get(name) for name in STORE_VARIABLES)
-        root = store_root(models, cache, xdg, _home(environ))
+        root = store_root(models, cache, xdg, lambda: _home(environ))
         return cls(**values, store_root=root, origins=origins)
 
 
@@ -102,7 +102,13 @@ def plugin_limit_in_force(environ: Mapping[str, str] | None = None) -> tuple[str
 
 def _home(environ: Mapping[str, str]) -> Path:
     named = environ.get("HOME") or environ.get("USERPROFILE")
-    return Path(named) if named else Path.home()
+    try:
+        return Path(named) if named else Path.home()
+    except RuntimeError as error:  # a user without a password entry, as containers have them
+        raise UsageError(
+            "this user has no home folder and HOME is not set, so that there is no place for models",
+            hint="set MLXCEL_CACHE_DIR to a folder",
+        ) from error
 
 
 def _from_keywords(given: Mapping[str, Any]) -> dict[str, Any]:

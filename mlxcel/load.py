@@ -138,10 +138,15 @@ def load_model(
 def open_checkpoint(path: Path, manager: PluginManager) -> Checkpoint:
     """By the first format whose detector says yes. CheckpointError when none does."""
     formats = manager.formats()
-    for name, spec in formats.items():
-        if load_target(spec.detect)(path):
-            opened: Checkpoint = formats.load(name)(path)
-            return opened
+    try:
+        for name, spec in formats.items():
+            if load_target(spec.detect)(path):
+                opened: Checkpoint = formats.load(name)(path)
+                return opened
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or path} cannot be read: {error.strerror or error}", hint="check its owner and mode"
+        ) from error
     known = ", ".join(f"{spec.name} ({spec.summary})" for spec in formats.values())
     failed = f"; {formats.failed()}" if formats.failures else ""
     raise CheckpointError(f"{path} holds no checkpoint that can be read{failed}", hint=f"known formats: {known}")

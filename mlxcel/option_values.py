@@ -77,7 +77,7 @@ SWITCH: Final = Kind("", "1 or 0 (true or false in a file)", _switch_text, _swit
 
 def _name(value: Any) -> str:
     text = _string(value)
-    return text if text.strip() else str(_refuse(value))
+    return text if text.strip() and "\0" not in text else str(_refuse(value))  # no file or plugin has a NUL in its name
 
 
 NAME: Final = Kind("NAME", "a name", _name, _name)

@@ -104,6 +104,12 @@ def unknown_model(name: str, *, sources: Mapping[str, ModelSource], store: Model
             f"{name!r} is no path here, and models of Hugging Face cannot be named yet",
             hint=f"download the model with another tool and name its local folder; {names}",
         )
+    if os.path.lexists(name) and not os.path.exists(name):
+        return UnknownModel(f"{name!r} is a link to nothing", hint=f"name what it should lead to; {names}")
+    if os.path.isfile(name) or os.path.isdir(name):
+        return UnknownModel(f"{name!r} is a path, and a name is needed", hint=f"it is here already: -m {name}; {names}")
+    if os.path.exists(name):
+        return UnknownModel(f"{name!r} is neither a file nor a folder", hint=f"name one; {names}")
     if os.sep in name or name.endswith(".gguf"):
         return UnknownModel(f"{name!r} does not exist", hint=f"name a folder or a .gguf file that does; {names}")
     return UnknownModel(f"no model is called {name!r}", hint=f"{names}; `mlxcel list` shows all, a path does too")

@@ -34,12 +34,12 @@ def store(tmp_path: Path) -> ModelStore:
     ],
 )
 def test_the_root_is_the_first_that_is_set(values: tuple[str | None, str | None, str | None], root: str) -> None:
-    assert store_root(*values, Path("/home/me")) == Path(root)
+    assert store_root(*values, lambda: Path("/home/me")) == Path(root)
 
 
 def test_a_relative_models_dir_is_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert store_root("here", None, None, Path("/home/me")) == tmp_path / "here"
+    assert store_root("here", None, None, lambda: Path("/home/me")) == tmp_path / "here"
 
 
 # --- fetching -----------------------------------------------------------------------------------------------------

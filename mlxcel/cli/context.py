@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mlxcel.cli.streams import tell
 from mlxcel.core.source import NoProgress
 from mlxcel.errors import UsageError
 
@@ -80,7 +80,7 @@ class CliContext:
     def say(self, line: str) -> None:
         """A line for people, on stderr; not with -q."""
         if not self.quiet:
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
 
     def _trace(self, line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        tell(line)

@@ -17,6 +17,7 @@ from mlxcel.cli.context import CliContext
 from mlxcel.cli.interrupts import INTERRUPTED
 from mlxcel.cli.options import SectionCommand, SectionOption, config_option, engine_options, sampling_options
 from mlxcel.cli.prompt_input import PromptInput, read_prompt
+from mlxcel.cli.streams import tell
 from mlxcel.errors import UsageError
 from mlxcel.options import BY_NAME
 
@@ -106,7 +107,7 @@ def command(
         elif not as_json:
             _write((result.text if no_stream else "") + ("" if no_newline else "\n"))
         if config.print_token_ids:
-            print("token ids:", *result.token_ids, file=sys.stderr)
+            tell(" ".join(["token ids:", *map(str, result.token_ids)]))
         if result.error is not None:
             raise result.error
         from mlxcel.report import statistics
@@ -184,9 +185,10 @@ def _log_settings(origins: Mapping[str, str], resolved: Resolved, model: LoadedM
 
 
 def _utf8_stdout() -> None:
-    """Whatever the locale. Newlines stay as the model wrote them."""
+    """Whatever the locale. Newlines stay as the model wrote them; bytes of a path that are no UTF-8 become escapes,
+    which JSON reads."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def _write(text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
+import errno
 import platform
 import sys
 import traceback
@@ -17,12 +17,16 @@ from mlxcel.cli import commands
 from mlxcel.cli.context import CliContext
 from mlxcel.cli.interrupts import INTERRUPTED, two_interrupts
 from mlxcel.cli.options import global_options
+from mlxcel.cli.streams import give_up_stdout, open_missing, tell
 from mlxcel.config import COMPLETION_VARIABLE, completion_request, plugin_limit_in_force
-from mlxcel.errors import MlxcelError
+from mlxcel.errors import CheckpointError, MlxcelError
 
 OK: Final = 0
 USAGE: Final = 2
 RUNTIME: Final = 3
+
+STDOUT_FAULTS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""Of an error without a file name: all other files are opened by name, or told of by who writes them."""
 
 
 class Program(click.Group):
@@ -92,6 +96,7 @@ def program() -> Program:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code of docs/spec/clients.md 1.3. Nothing is raised."""
+    open_missing()
     root = program()
     if (asked := completion_request()) is not None:
         from click.shell_completion import shell_complete
@@ -105,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _tell("interrupted")
             return INTERRUPTED
         except BrokenPipeError:
-            _give_up_stdout()  # its reader has what it wanted
+            give_up_stdout()  # its reader has what it wanted
             return OK
         except Exception as error:
             return _explain(error, context)
@@ -126,9 +131,9 @@ def _run(root: Program, arguments: list[str], context: CliContext) -> int:
 def _explain(error: Exception, context: CliContext) -> int:
     """Print the error; its exit code."""
     if context.verbosity >= 2:
-        traceback.print_exception(error, file=sys.stderr)
+        tell("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, MlxcelError):
-        _tell(f"error: {error.message}", error.hint)
+        _tell(f"error: {error.message}", error.hint or _usual_hint(error))
         return error.exit_code
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         _tell(error.format_message())
@@ -138,6 +143,10 @@ def _explain(error: Exception, context: CliContext) -> int:
         return USAGE
     if isinstance(error, MemoryError):
         _tell(f"error: out of memory{f': {error}' if str(error) else ''}", "a smaller --ctx-size takes less")
+        return RUNTIME
+    if isinstance(error, OSError) and error.filename is None and error.errno in STDOUT_FAULTS:
+        give_up_stdout()
+        _tell(f"error: stdout cannot be written: {error.strerror}", "its disk may be full, or it was closed")
         return RUNTIME
     _tell(
         f"error: unexpected {type(error).__name__}: {error}",
@@ -160,19 +169,17 @@ def _next_step(error: click.ClickException) -> str:
     return f"`{ctx.command_path if ctx else 'mlxcel'} --help` lists what there is"
 
 
+def _usual_hint(error: MlxcelError) -> str:
+    """The next step where the error itself names none: every error line has its hint."""
+    if error.exit_code == USAGE:
+        return "`mlxcel COMMAND --help` says what each option takes"
+    if isinstance(error, CheckpointError):
+        return "take the files of the checkpoint again from where they came, or take another checkpoint"
+    return "-vv shows where it happened, `mlxcel doctor` whether the installation is whole"
+
+
 def _tell(line: str, hint: str | None = None) -> None:
-    try:
-        print(line if hint is None else f"{line}\nhint: {hint}", file=sys.stderr, flush=True)
-    except OSError:
-        return  # nobody reads stderr; the exit code still says it
-
-
-def _give_up_stdout() -> None:
-    """Python flushes stdout when it ends, and would complain about the closed pipe."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        return
+    tell(line if hint is None else f"{line}\nhint: {hint}")
 
 
 @contextmanager

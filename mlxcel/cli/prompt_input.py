@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from typing import Any, Final
@@ -46,7 +47,7 @@ def read_prompt(
             if value is not None:
                 raise _conflict("--raw", flag)
     if system is not None:
-        _require_utf8(system, "--system")
+        system = _utf8(system, "--system")
     if token_ids is not None:
         return PromptInput(ids=_read_ids(token_ids))
     if messages is not None:
@@ -62,8 +63,7 @@ def read_prompt(
 
 def _text(prompt: str | None, file: str | None) -> str:
     if prompt is not None:
-        _require_utf8(prompt, "the prompt")
-        return prompt
+        return _utf8(prompt, "the prompt")
     if file is None and sys.stdin.isatty():
         raise UsageError(
             "there is no prompt: no -p, no -f, and stdin is a terminal",
@@ -113,13 +113,17 @@ def _read_ids(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.split(r"[,\s]+", text.strip()))
 
 
-def _require_utf8(text: str, what: str) -> None:
+def _utf8(text: str, what: str) -> str:
+    """An argument's text. In a locale that is not UTF-8 Python could not read its bytes, which may still be UTF-8."""
     try:
         text.encode("utf-8")
+        return text
     except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{what} is not UTF-8 at character {error.start}", hint="correct the terminal's locale"
-        ) from error
+        place = error.start
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError as error:
+        raise UsageError(f"{what} is not UTF-8 at character {place}", hint="correct the terminal's locale") from error
 
 
 def _conflict(first: str, second: str) -> UsageError:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 
-def store_root(models_dir: str | None, cache_dir: str | None, xdg_cache_home: str | None, home: Path) -> Path:
+def store_root(
+    models_dir: str | None, cache_dir: str | None, xdg_cache_home: str | None, home: Callable[[], Path]
+) -> Path:
     """The first of MLXCEL_MODELS_DIR, MLXCEL_CACHE_DIR/models, XDG_CACHE_HOME/mlxcel/models, ~/.cache/mlxcel/models.
 
     The values are the variables'. An empty one counts as unset, and so does a relative XDG_CACHE_HOME, as the XDG base
-    directory specification asks.
+    directory specification asks. `home` is asked only where they do not decide: not every user has one.
     """
     if models_dir:
         return Path(models_dir).absolute()
@@ -17,4 +20,4 @@ def store_root(models_dir: str | None, cache_dir: str | None, xdg_cache_home: st
         return Path(cache_dir).absolute() / "models"
     if xdg_cache_home and Path(xdg_cache_home).is_absolute():
         return Path(xdg_cache_home) / "mlxcel" / "models"
-    return home / ".cache" / "mlxcel" / "models"
+    return home() / ".cache" / "mlxcel" / "models"
