@@ -2,13 +2,16 @@
 
 import re
 
+import attrs
 import numpy as np
 import pytest
 from real_engine import assert_same_bits, real_engine
-from tiny_checkpoint import tiny_weights, write_safetensors, write_tiny_llama
+from tiny_checkpoint import tiny_weights, write_safetensors, write_tiny_gguf, write_tiny_llama
 
+from mlxcel.core.family import WeightSpec
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.llama import Llama
+from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 
@@ -45,12 +48,43 @@ def test_a_size_that_is_none_is_refused_by_its_key(tmp_path, key, value):
         ({"hidden_act": "swish9"}, "hidden_act = 'swish9'"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"attention_bias": 1}, "attention_bias"),
+        ({"num_hidden_layers": 1 << 20}, "num_hidden_layers = 1048576"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps"),
+        ({"rope_theta": 1e300}, "rope_theta"),
+        ({"rope_theta": 1e-300}, "rope_theta"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_key(tmp_path, overrides, words):
     folder = write_tiny_llama(tmp_path, config_overrides=overrides)
     with pytest.raises(CheckpointError, match=re.escape(words)):
         Llama().parse_config(SafetensorsCheckpoint(folder))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("vocab_size", 321, "vocab_size = 321: it must be 320"),
+        ("vocab_size", 0, "vocab_size = 0"),
+        ("block_count", 1 << 20, "block_count = 1048576"),
+        ("attention.sliding_window", 16, "attention.sliding_window = 16"),
+        ("expert_count", 8, "expert_count = 8"),
+        ("attention.value_length", 8, "attention.value_length = 8"),
+        ("rope.dimension_count", 8, "rope.dimension_count = 8"),
+        ("attention.head_count", True, "attention.head_count = True"),
+    ],
+)
+def test_a_gguf_value_that_cannot_be_is_refused_by_its_key(tmp_path, key, value, words):
+    """What would change the answer is refused, never dropped; a count is bounded before names are made of it."""
+    path = write_tiny_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": value})
+    with pytest.raises(CheckpointError, match=re.escape(words)):
+        Llama().parse_config(GgufCheckpoint(path))
+
+
+@pytest.mark.parametrize("metadata", [{"attention.sliding_window": 2048}, {"attention.sliding_window": 0}])
+def test_a_gguf_window_that_hides_nothing_is_none(tmp_path, metadata):
+    path = write_tiny_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": value for key, value in metadata.items()})
+    assert Llama().parse_config(GgufCheckpoint(path)).context == 2048
 
 
 @pytest.mark.parametrize("name", tiny_weights(tie=False))
@@ -84,6 +118,27 @@ def test_h_l5_tied_embeddings_ignore_a_stray_head(tmp_path):
 def test_h_l5_a_config_that_says_nothing_is_tied_iff_there_is_no_head(tmp_path, has_head, tied):
     folder = write_tiny_llama(tmp_path, tie=not has_head, config_overrides={"tie_word_embeddings": None})
     assert Llama().parse_config(SafetensorsCheckpoint(folder)).tied is tied
+
+
+class HeadWithBias(Llama):
+    """As GPT-J and Phi have it."""
+
+    def schema(self, config):
+        schema = super().schema(config)
+        names = {"hf": "lm_head.bias"}
+        bias = WeightSpec("unembed_bias", "V", (config.vocab_size,), names, "bias", False, bias_of="unembed")
+        return attrs.evolve(schema, weights=(*schema.weights, bias))
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_bias_of_the_head_is_added_to_the_logits(tmp_path, tie):
+    """Of a tied head too: the family names the weight, however it is held."""
+    folder = write_tiny_llama(tmp_path, tie=tie)
+    before = logits(folder)
+    bias = np.linspace(-1, 1, 320, dtype=np.float32)
+    write_safetensors(folder / "model.safetensors", {**tiny_weights(tie=tie), "lm_head.bias": bias})
+    first = real_engine(SafetensorsCheckpoint(folder), HeadWithBias()).alone(IDS, 0)[0]
+    assert_same_bits(before[:1] + bias, first)
 
 
 def test_missing_tensors_are_named_in_one_error(tmp_path):

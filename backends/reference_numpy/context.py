@@ -131,7 +131,7 @@ class NumpyContext:
         return rows
 
     def unembed(self, x: np.ndarray, weight: str = "unembed") -> np.ndarray:
-        return row_products(self._weights.linear[weight, 0].matrix, np.ascontiguousarray(x))
+        return self.project(x, weight)[0]
 
     def _angles(self, frequencies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin float32 [T, 1, n] of this step's positions; kept, since each layer asks for the same."""

@@ -11,6 +11,9 @@ from mlxcel.errors import CheckpointError
 LARGEST = 1 << 24
 """No size in a config of a real model is larger; a damaged one must not choose how much memory is asked for."""
 
+REALS = (1e-30, 1e30)
+"""What a number may be: inside float32, with room for a product."""
+
 
 class ConfigKeys:
     """Typed access to one config mapping. `where` names it for errors ("config.json", "the GGUF metadata")."""
@@ -28,22 +31,28 @@ class ConfigKeys:
             raise CheckpointError(f"{self._where} has no {key}", hint="the checkpoint is incomplete or of another kind")
         return self._raw[key]
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """An integer of 1 or more."""
+    def size(self, key: str, default: int | None = None, *, largest: int = LARGEST) -> int:
+        """An integer from 1 to `largest`."""
         if default is not None and not self.has(key):
             return default
         value = self.value(key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-            raise self.wrong(key, f"an integer from 1 to {LARGEST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            raise self.wrong(key, f"an integer from 1 to {largest}")
         return value
 
+    def count(self, key: str) -> int:
+        """An integer of 0 or more; 0 where there is none."""
+        return self.size(key) if self._raw.get(key) else 0
+
     def real(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 that float32 holds."""
         if default is not None and not self.has(key):
             return default
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.wrong(key, "a number above 0")
+        if not REALS[0] <= value <= REALS[1]:
+            raise self.wrong(key, f"a number from {REALS[0]:g} to {REALS[1]:g}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

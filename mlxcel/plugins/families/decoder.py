@@ -15,6 +15,8 @@ from mlxcel.plugins.families.config_keys import ConfigKeys
 from mlxcel.plugins.families.rope import Rope, rope_from_gguf, rope_from_hf
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+MOST_LAYERS = 4096
+"""Each layer has a dozen names, so a damaged count must not choose how many are made."""
 HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
@@ -58,7 +60,7 @@ class DecoderConfig:
         fields: dict[str, Any] = {
             "vocab_size": keys.size("vocab_size"),
             "hidden": hidden,
-            "layers": keys.size("num_hidden_layers"),
+            "layers": keys.size("num_hidden_layers", largest=MOST_LAYERS),
             "heads": heads,
             "kv_heads": keys.size("num_key_value_heads", heads),
             "head_dim": head_dim,
@@ -84,18 +86,20 @@ class DecoderConfig:
             raise keys.wrong("attention.value_length", f"the key length {head_dim}")
         if keys.size("rope.dimension_count", head_dim) != head_dim:
             raise keys.wrong("rope.dimension_count", f"the head dimension {head_dim}")
-        embedding = checkpoint.tensors.get("token_embd.weight")
-        if embedding is None:
-            raise CheckpointError("the GGUF file has no tensor token_embd.weight", hint="it is not a text model")
+        context = keys.size("context_length")
+        if 0 < keys.count("attention.sliding_window") < context:
+            raise keys.wrong("attention.sliding_window", f"at least the context {context}: no window is supported")
+        if keys.count("expert_count"):
+            raise keys.wrong("expert_count", "0: mixtures of experts are not supported")
         fields: dict[str, Any] = {
-            "vocab_size": embedding.shape[0],
+            "vocab_size": _embedding_rows(keys, checkpoint),
             "hidden": hidden,
-            "layers": keys.size("block_count"),
+            "layers": keys.size("block_count", largest=MOST_LAYERS),
             "heads": heads,
             "kv_heads": keys.size("attention.head_count_kv", heads),
             "head_dim": head_dim,
             "ffn": keys.size("feed_forward_length"),
-            "context": keys.size("context_length"),
+            "context": context,
             "norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
             "rope": rope_from_gguf(keys, head_dim, checkpoint),
             "tied": "output.weight" not in checkpoint.tensors,
@@ -104,6 +108,18 @@ class DecoderConfig:
             "mlp_bias": "blk.0.ffn_gate.bias" in checkpoint.tensors,
         }
         return cls(**{**fields, **options})
+
+
+def _embedding_rows(keys: ConfigKeys, checkpoint: Checkpoint) -> int:
+    """V of a GGUF file, where the key is optional and the tensor is not."""
+    embedding = checkpoint.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        shown = "no tensor" if embedding is None else f"{list(embedding.shape)} as"
+        raise CheckpointError(f"the GGUF file has {shown} token_embd.weight", hint="it is not a text model")
+    rows = embedding.shape[0]
+    if keys.size("vocab_size", rows) != rows:
+        raise keys.wrong("vocab_size", f"{rows}, the rows of token_embd.weight")
+    return rows
 
 
 def _even_split(hidden: int, heads: int, keys: ConfigKeys) -> int | None:
