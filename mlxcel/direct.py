@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from mlxcel.core.source import NoProgress, Progress
 Clock = Callable[[], float]
 
 
+@runtime_checkable
 class Planner(Protocol):
     """What `mlxcel_prefill_planners` factories build."""
 

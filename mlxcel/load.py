@@ -15,12 +15,14 @@ from mlxcel.choose_backend import Chosen, choose_backend
 from mlxcel.core.backend import BackendCaps
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.finish import FinishStep
 from mlxcel.core.kv import KVStore
 from mlxcel.core.named import load_target
 from mlxcel.core.observe import Observers
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
+from mlxcel.direct import Planner
 from mlxcel.errors import CheckpointError
 from mlxcel.kv_budget import ITEM_SIZES, choose_context, kv_budget
 from mlxcel.plugins.finish.standard import StandardFinish
@@ -33,7 +35,6 @@ from mlxcel.text.generation_config import GenerationDefaults
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
-    from mlxcel.direct import Planner
     from mlxcel.plugins.manager import PluginManager
 
 log = logging.getLogger("mlxcel.load")
@@ -171,10 +172,10 @@ def _choose(config: EngineConfig, manager: PluginManager) -> _Parts:
     return _Parts(
         chosen=choose_backend(config, manager),
         kv_storage=storage,
-        kv_store=manager.kv_stores().load(storage),
-        planner=manager.prefill_planners().load(config.prefill_planner),
-        sampler=manager.samplers().load(config.sampler),
-        steps={name: steps.load(name)() for name in steps},
+        kv_store=manager.kv_stores().maker(storage, KVStore),
+        planner=manager.prefill_planners().maker(config.prefill_planner, Planner),
+        sampler=manager.samplers().maker(config.sampler, Sampler),
+        steps={name: steps.maker(name, FinishStep)() for name in steps},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 
@@ -27,6 +27,7 @@ class Resolution:
     ending: Ending | None
 
 
+@runtime_checkable
 class FinishStep(Protocol):
     """A plugin's rule, run after `context` and before `loop`, in registered order; its cause is its registered name."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 import numpy as np
@@ -42,6 +42,7 @@ class KVStats:
     page_size: int
 
 
+@runtime_checkable
 class KVStore(Protocol):
     """Which positions of which sequence live on which page. Page p of the store is page p of every layer's arrays.
 

@@ -40,7 +40,7 @@ class Observers:
         for observer in self._observers:
             try:
                 call(observer)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 name = type(observer).__qualname__
                 self.failures[name] += 1
                 if self.failures[name] == 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.request import SequenceSpec
@@ -19,6 +19,7 @@ class Drawn(NamedTuple):
     top_logprobs: Any  # [R, n] float32, or None
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """One sampler serves every client. Host state is per row and changes only in `commit` (spec E11)."""
 

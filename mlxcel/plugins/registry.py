@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 import attrs
 
-from mlxcel.errors import PluginError, UsageError
+from mlxcel.errors import MlxcelError, PluginError, UsageError
 from mlxcel.plugins.discovery import EntryPoint
 from mlxcel.plugins.kinds import Kind
 
@@ -91,6 +91,28 @@ class Registry(Mapping[str, T]):
                 f"the {self.kind.word} {name!r} of {self.plugin(name).label} cannot be imported: {reason(error)}",
                 hint=f"its target is {spec.target!r}; update or uninstall {self.plugin(name).distribution}",
             ) from error
+
+    def maker(self, name: str, product: Any) -> Callable[..., Any]:
+        """The factory of this name, imported now. `product` is the runtime-checkable protocol of what it must make.
+
+        The factory raises PluginError, naming the plugin, for what the plugin's own raises or makes amiss.
+        """
+        factory = self.load(name)
+        owner = f"the {self.kind.word} {name!r} of {self.plugin(name).label}"
+        hint = f"update or uninstall {self.plugin(name).distribution}"
+
+        def make(**options: Any) -> Any:
+            try:
+                made = factory(**options)
+            except MlxcelError:
+                raise
+            except (Exception, SystemExit) as error:
+                raise PluginError(f"{owner} cannot be made: {reason(error)}", hint=hint) from error
+            if not isinstance(made, product):
+                raise PluginError(f"{owner} makes a {type(made).__name__}, not a {product.__name__}", hint=hint)
+            return made
+
+        return make
 
     def failed(self) -> str:
         """The failures as text, "" without any."""
