@@ -151,4 +151,4 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "iterdir", looked_into)
     with pytest.raises(CheckpointError, match=f"{tmp_path} cannot be read: Permission denied"):
-        open_checkpoint(tmp_path, PluginManager.load(only=()))
+        open_checkpoint(tmp_path, PluginManager.load(only=(), trace=None))
