@@ -2,14 +2,14 @@
 
 from collections import deque
 
-from engine_rows import opened, pieces, scripted
+from engine_rows import opened, pieces, plan_for, scripted
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from mlxcel.core.plan import Decode
 from mlxcel.core.sequence import SequenceState
-from mlxcel.errors import BatchShapeError, CapacityError, UnknownSequence
+from mlxcel.errors import BackendFault, BatchShapeError, CapacityError, UnknownSequence
 from mlxcel.testing.byte_tokenizer import EOS
 from mlxcel.testing.faults import Fault, FaultPlan
 
@@ -39,6 +39,8 @@ class Calls(RuleBasedStateMachine):
         self.said = {}
         self.closed = set()
         self.tickets = deque()
+        self.lost = set()  # numbers of tickets whose results are void
+        self.interrupted = None  # the backend's method that raises in its next call
         self.count = 0
 
     def pick(self, index):
@@ -60,22 +62,41 @@ class Calls(RuleBasedStateMachine):
         self.count += 1
 
     def next_part(self, row):
-        """The part that would continue a row, or a decode where none does."""
+        """The part that would continue a row, or a decode where none does. A row that lost its KV starts over."""
         view = self.engine.view(row)
         if view.state is not SequenceState.DECODING:
             plan = self.rows[row][1]
+            if view.output:
+                prompt = bytes(range(65, 65 + view.prompt_tokens))
+                plan = plan_for([*prompt, *view.output[:-1]], chunk=len(prompt), draw=False)
             here = view.stored + self._fed(row)
             for piece in pieces(row, plan):
                 if plan.pieces[piece.index].start == here:
                     return piece
         return Decode(row)
 
+    @rule(method=st.sampled_from(["submit", "read"]))
+    def interrupt(self, method):
+        """The next call of the backend's method meets a KeyboardInterrupt."""
+        self.interrupted = method
+
+    def arm(self):
+        if self.interrupted is not None:
+
+            def raise_once(_argument, method=self.interrupted):
+                delattr(self.it.backend, method)
+                raise KeyboardInterrupt
+
+            setattr(self.it.backend, self.interrupted, raise_once)
+            self.interrupted = None
+
     def submit(self, parts):
+        self.arm()
         steps = self.it.backend.steps
         try:
             self.engine.reserve(parts)
             self.tickets.append(self.engine.submit(parts))
-        except REFUSALS:
+        except (*REFUSALS, KeyboardInterrupt):
             assert self.it.backend.steps == steps
         else:
             assert self.it.backend.steps == steps + 1
@@ -102,6 +123,7 @@ class Calls(RuleBasedStateMachine):
         return sum(
             1 if isinstance(part, Decode) else part.plan.pieces[part.index].length
             for ticket in self.tickets
+            if ticket.number not in self.lost
             for part in ticket.parts
             if part.sequence_id == row
         )
@@ -111,7 +133,14 @@ class Calls(RuleBasedStateMachine):
         if not self.tickets:
             return
         ticket = self.tickets.popleft()
-        outcomes = self.engine.collect(ticket)
+        self.arm()
+        try:
+            outcomes = self.engine.collect(ticket)
+        except KeyboardInterrupt:
+            self.lost |= {ahead.number for ahead in self.tickets}
+            return
+        if any(isinstance(o.error, BackendFault) and not o.error.kv_intact for o in outcomes):
+            self.lost |= {ahead.number for ahead in self.tickets}
         assert [o.sequence_id for o in outcomes] == [part.sequence_id for part in ticket.parts]
         for outcome in outcomes:
             assert outcome.error is None or outcome.cause is None
@@ -149,6 +178,8 @@ class Calls(RuleBasedStateMachine):
                 elif cause in ("max_tokens", "context"):
                     assert view.stored == view.prompt_tokens + produced - 1, "E2"
             assert len(self.it.kv.page_table(row)) == 1, "E5"
+            if view.state is not SequenceState.FAILED:
+                assert self.it.kv.trim(row, 10_000) == view.stored + self._fed(row), "E3"
 
     @invariant()
     def nothing_leaks(self):
@@ -160,7 +191,7 @@ class Calls(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "engine"):
             while self.tickets:
-                self.engine.collect(self.tickets.popleft())
+                self.collect()
             for row in list(self.rows):
                 self.engine.close(row)
             assert self.it.kv.stats().owned == 0
