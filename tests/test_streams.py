@@ -152,3 +152,20 @@ def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "iterdir", looked_into)
     with pytest.raises(CheckpointError, match=f"{tmp_path} cannot be read: Permission denied"):
         open_checkpoint(tmp_path, PluginManager.load(only=(), trace=None))
+
+
+def test_doctor_tells_of_a_store_that_may_not_be_looked_at(tmp_path, capsys, monkeypatch):
+    """1.8: a store that cannot be used is a line with a hint, and the checks behind it are made."""
+    exists = Path.exists
+
+    def looked_at(path):
+        if path.name == "models":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setenv("MLXCEL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(Path, "exists", looked_at)
+    assert main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert "models cannot be written to: Permission denied" in told
+    assert "default model" in told

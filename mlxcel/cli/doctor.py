@@ -152,9 +152,9 @@ def _plugins(manager: PluginManager) -> Iterator[Check]:
 
 def _store(root: Path) -> Check:
     """Where it would be made, when it is not there yet."""
-    place = next(folder for folder in (root, *root.parents) if folder.exists())
     hint = "set MLXCEL_MODELS_DIR to a folder that you may write to"
     try:
+        place = next(folder for folder in (root, *root.parents) if folder.exists())  # raises where one may not look
         with tempfile.TemporaryFile(dir=place):
             free = shutil.disk_usage(place).free
     except OSError as error:
