@@ -25,6 +25,16 @@ class MlxcelError(Exception):
         return str(self.args[0])
 
 
+def shown(value: Any) -> str:
+    """A value as a message names it, whatever it is: at most 64 characters, at a cost that its size does not choose."""
+    if isinstance(value, int) and value.bit_length() > 128:  # Python writes no integer of more than 4,300 digits
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str):
+        value = value[:64]
+    text = ascii(value) if isinstance(value, str | int | float | None) else type(value).__name__
+    return text if len(text) <= 64 else f"{text[:61]}..."
+
+
 # --- before anything is loaded -----------------------------------------------------------------------------------
 
 

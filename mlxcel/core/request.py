@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mlxcel.errors import RequestError
+from mlxcel.errors import RequestError, shown
 
 GREEDY_TEMPERATURE = 1e-5
 """Below this a row is greedy (spec S23)."""
@@ -21,15 +21,6 @@ MAX_LOGPROBS = 20
 
 Rule = Callable[[str, Any], Any]
 """(field, value) -> the value in its own type, or RequestError with field, value and range."""
-
-
-def shown(value: Any) -> str:
-    """A value for a message, whatever it is: at most 80 characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python refuses to write integers of thousands of digits
-        text = "a number of thousands of digits"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _real(low: float, high: float, words: str) -> Rule:

@@ -12,8 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from mlxcel.errors import CheckpointError, RequestError, TemplateError, UsageError
-from mlxcel.text.messages import checked_messages, refuse_vanished, shown
+from mlxcel.errors import CheckpointError, RequestError, TemplateError, UsageError, shown
+from mlxcel.text.messages import checked_messages, refuse_vanished
 from mlxcel.text.special_tokens import SPECIAL_TOKEN_NAMES, special_tokens
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from mlxcel.errors import CheckpointError, UsageError
+from mlxcel.errors import CheckpointError, UsageError, shown
 from mlxcel.plugins.formats.json_file import read_json_object
-from mlxcel.text.messages import shown
 
 if TYPE_CHECKING:
     from mlxcel.core.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from mlxcel.errors import RequestError, UnsupportedField
+from mlxcel.errors import RequestError, UnsupportedField, shown
 
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
@@ -30,14 +30,6 @@ def checked_messages(messages: Any) -> list[dict[str, Any]]:
             f"messages holds {len(messages)} messages, at most {MAX_MESSAGES} are taken", field="messages"
         )
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def shown(value: Any) -> str:
-    """A value as an error names it, at most 64 characters."""
-    if isinstance(value, int) and value.bit_length() > 128:  # Python writes no integer of more than 4,300 digits
-        return f"an integer of {value.bit_length()} bits"
-    text = ascii(value) if isinstance(value, str | int | float | None) else type(value).__name__
-    return text if len(text) <= 64 else f"{text[:61]}..."
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:

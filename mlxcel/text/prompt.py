@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mlxcel.errors import EmptyPrompt, RequestError, TemplateError
-from mlxcel.text.messages import shown
+from mlxcel.errors import EmptyPrompt, RequestError, TemplateError, shown
 
 if TYPE_CHECKING:
     from mlxcel.core.tokenizer import Tokenizer
@@ -91,7 +90,7 @@ def check_ids(ids: Iterable[Any], vocab: int, *, field: str = "prompt") -> tuple
             raise RequestError(
                 f"{place} is {shown(number)}, the vocabulary holds the ids 0 to {vocab - 1}",
                 field=place,
-                hint="ids are of this model's own tokenizer: mlxcel tokenize shows them",
+                hint="ids are of this model's own tokenizer: --json shows those of a prompt",
             )
         checked.append(number)
     if not checked:
