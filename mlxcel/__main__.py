@@ -2,6 +2,6 @@
 
 import sys
 
-from mlxcel.cli.main import main
+from mlxcel.cli.start import main
 
 sys.exit(main())

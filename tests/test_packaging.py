@@ -90,7 +90,7 @@ def test_entry_points(built: Built) -> None:
     parser = ConfigParser()
     parser.read_string(built.read("*.dist-info/entry_points.txt"))
     assert {section: dict(parser[section]) for section in parser.sections()} == {
-        "console_scripts": {"mlxcel": "mlxcel.cli.main:main"},
+        "console_scripts": {"mlxcel": "mlxcel.cli.start:main"},
         "mlxcel": {
             "mlxcel-builtin": "mlxcel.plugins.builtin",
             "jax-cuda": "mlxcel_jax_cuda.plugin",
