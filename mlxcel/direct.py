@@ -39,13 +39,14 @@ def generate(
 
     `on_text` gets text as it becomes final. KeyboardInterrupt ends the row with cause `cancelled` and returns what was
     produced. A fault of the row is in `result.error` with cause `error`; what is wrong with the request raises from
-    `Engine.open`, before any forward.
+    `Engine.open`, before any forward. However it ends, observers hear of it exactly once (spec E20).
     """
     run = _Run(engine, spec, clock, on_text, progress or NoProgress())
-    result = run.to_end(planner)
-    if observers is not None:
-        observers.request_finished(result)
-    return result
+    try:
+        return run.to_end(planner)
+    finally:
+        if observers is not None:
+            observers.request_finished(run.result())
 
 
 class _Run:
@@ -56,7 +57,8 @@ class _Run:
     ) -> None:
         self._engine, self._spec, self._clock = engine, spec, clock
         self._on_text, self._progress = on_text, progress
-        self._accepted = clock()
+        self._accepted = self._started = clock()
+        self._outcome = RowOutcome(0, cause="rejected")
         self._first: float | None = None
         self._last: float | None = None
         self._text: list[str] = []
@@ -66,7 +68,8 @@ class _Run:
 
     def to_end(self, planner: Planner) -> RequestResult:
         sequence_id = self._engine.open(self._spec)
-        started = self._clock()
+        self._started = self._clock()
+        self._outcome = RowOutcome(sequence_id, cause="cancelled")  # holds if a listener raises
         try:
             try:
                 outcome = self._prefill(sequence_id, planner)
@@ -77,8 +80,14 @@ class _Run:
                 self._progress.finish()
                 outcome = self._engine.cancel(sequence_id)
                 self._take(outcome)
+            self._outcome = outcome
         finally:
             self._engine.close(sequence_id)
+        return self.result()
+
+    def result(self) -> RequestResult:
+        """The request as far as it came."""
+        outcome = self._outcome
         return RequestResult(
             request_id=self._spec.request_id,
             prompt_ids=tuple(int(token) for token in self._spec.prompt_ids),
@@ -86,7 +95,7 @@ class _Run:
             text="".join(self._text),
             cause="error" if outcome.error is not None else outcome.cause or "error",
             detail=outcome.detail,
-            timings=Timings(self._accepted, started, self._first, self._last, self._clock()),
+            timings=Timings(self._accepted, self._started, self._first, self._last, self._clock()),
             pieces=tuple(self._pieces),
             logprobs=tuple(self._logprobs),
             error=outcome.error,

@@ -93,3 +93,29 @@ def test_observers_hear_one_end_a_request():
     for name in "ab":
         run(it, spec(name), observers=Observers([ends]))
     assert ends.heard == (("a", "eos"), ("b", "error"))
+    ends = Ends()
+    with pytest.raises(ContextTooLong):
+        run(scripted({"a": HELLO}, context=4), spec("a", b"12345"), observers=Observers([ends]))
+    assert ends.heard == (("a", "rejected"),)
+
+
+def test_a_listener_that_raises_cancels_its_request():
+    """A reader that went away: the row is closed, the end is heard, the error reaches the caller."""
+
+    class Ends:
+        heard = ()
+
+        def step_finished(self, report):
+            """Not asked here."""
+
+        def request_finished(self, result):
+            self.heard = (*self.heard, (result.cause, result.text))
+
+    def gone(text):
+        raise BrokenPipeError
+
+    ends, it = Ends(), scripted({"a": HELLO})
+    with pytest.raises(BrokenPipeError):
+        run(it, spec("a"), on_text=gone, observers=Observers([ends]))
+    assert ends.heard == (("cancelled", "h"),)
+    assert it.engine.open_sequences == ()

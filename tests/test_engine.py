@@ -100,6 +100,15 @@ def test_open_refuses(ids, kind, words):
     assert it.engine.open(spec("a")) == 1
 
 
+def test_a_stop_id_beyond_the_vocabulary_is_refused():
+    """Spec S46: for every client."""
+    it = scripted({"a": HELLO})
+    with pytest.raises(RequestError, match="stop_token_ids: 259") as caught:
+        it.engine.open(spec("a", stop_token_ids=[3, 259]))
+    assert caught.value.field == "stop_token_ids"
+    assert it.kv.stats().owned == 0
+
+
 def test_open_refuses_without_room():
     it = scripted({"a": HELLO, "b": HELLO}, slots=1)
     it.engine.open(spec("a"))

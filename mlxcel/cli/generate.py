@@ -132,10 +132,7 @@ def _refuse_idle(context: CliContext, *, raw: bool, ids: bool, add_special: bool
 
 def _resolve(given: Mapping[str, Any], model: LoadedModel) -> Resolved:
     from mlxcel.core.request import resolve_sampling
-    from mlxcel.text.prompt import check_ids
 
-    if "stop_token_ids" in given:
-        check_ids(given["stop_token_ids"], model.facts.vocab, field="stop_token_ids")
     defaults = {name: getattr(model.defaults, name) for name in ("temperature", "top_p", "top_k")}
     return resolve_sampling("cli", given, generation_config=defaults, fresh_seed=lambda: secrets.randbits(63))
 

@@ -143,6 +143,10 @@ class Engine:
         if low < 0 or high >= self._settings.vocab:
             bad = low if low < 0 else high
             raise RequestError(f"token id {bad} is not in the vocabulary of {self._settings.vocab}", field="prompt")
+        stops = [token for token in spec.params.stop_token_ids if token >= self._settings.vocab]
+        if stops:
+            words = f"stop_token_ids: {stops[0]} is not in the vocabulary of {self._settings.vocab}"
+            raise RequestError(words, field="stop_token_ids")
         if prompt >= context:
             raise ContextTooLong(prompt, context)
         if not self._free_slots:

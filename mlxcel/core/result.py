@@ -14,6 +14,7 @@ OPENAI_REASON = {
     "max_tokens": "length",
     "context": "length",
     "cancelled": None,
+    "rejected": None,
     "error": None,
 }
 """finish_cause -> OpenAI's finish_reason (docs/spec/clients.md 0.4); a plugin's own cause reads as "stop"."""
