@@ -36,7 +36,7 @@ def choose_backend(config: EngineConfig, manager: PluginManager) -> Chosen:
         if not probe.available:
             raise DeviceError(
                 f"the backend {config.backend} cannot run here: {probe.reason}",
-                hint="install what is missing, or leave --backend out: then the best one that can run is taken",
+                hint="leave --backend out: then the best one that can run is taken; `mlxcel doctor` shows each",
             )
         return Chosen(config.backend, _made(registry, config.backend, config), f"{_asked(config)}: {probe.reason}")
     refused: list[str] = []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import site
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,24 @@ def smollm2_path() -> Path:
     if not path.is_file():
         pytest.fail(f"MLXCEL_TEST_MODEL names {path}, which is no file")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _own_plugins_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other distributions' plugins that happen to be installed beside the tests are not part of them."""
+    installed = metadata.entry_points
+    beside = {Path(folder).resolve() for folder in site.getsitepackages()}
+
+    def ours(**selection: str) -> list[metadata.EntryPoint]:
+        return [
+            entry
+            for entry in installed(**selection)
+            if entry.dist is None
+            or entry.dist.name == "mlxcel"
+            or Path(str(entry.dist.locate_file(""))).resolve() not in beside
+        ]
+
+    monkeypatch.setattr("mlxcel.plugins.discovery.metadata.entry_points", ours)
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ _NO_ENGINE = "this version of mlxcel has no engine for it yet"
 
 
 def probe() -> Probe:
-    """Not available: the engine side is not part of this version. The reason begins with what this machine lacks."""
+    """Not available: the engine side is not part of this version, so what the machine lacks comes second."""
     lacking = missing()
-    reason = f"this machine lacks {' and '.join(lacking)}; besides, {_NO_ENGINE}" if lacking else _NO_ENGINE
+    reason = f"{_NO_ENGINE}; this machine would need {' and '.join(lacking)}" if lacking else _NO_ENGINE
     return Probe(available=False, reason=reason, devices=gpus())
 
 

@@ -95,6 +95,8 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def refuse_without_shards(path: Path) -> None:
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no folder with a checkpoint in it", hint="check the path")
     pickles = sorted(child.name for child in path.iterdir() if child.suffix.lower() in PICKLE_SUFFIXES)
     if pickles:
         refuse_pickles(path, pickles)
