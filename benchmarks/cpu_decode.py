@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
@@ -115,6 +116,15 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def machine() -> str:
+    """The processor's own name where the system tells it, and how many of its cores this process may use."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text().splitlines() if described.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} cores"
+
+
 def measure(path: Path, steps: int, rounds: int) -> dict[str, Any]:
     peak, weights = peak_memory(path)
     engine, backend, schema, vocab = open_engine(path)
@@ -131,7 +141,8 @@ def measure(path: Path, steps: int, rounds: int) -> dict[str, Any]:
     shares = [floor / decode for floor, decode in zip(floors, decodes, strict=True)]
     return {
         "model": path.name,
-        "machine": platform.processor() or platform.machine(),
+        "machine": machine(),
+        "load_average": os.getloadavg(),  # of the last minute, 5 and 15: what else ran beside it
         "python": platform.python_version(),
         "numpy": version("numpy"),
         "commit": commit(),
@@ -155,6 +166,7 @@ def show(record: dict[str, Any]) -> None:
     memory = record["peak_bytes"] / record["resident_weight_bytes"]
     rate = record["weight_bytes_a_token"] / decode / 1e6
     print(f"{record['model']}  {record['machine']}  numpy {record['numpy']}  commit {record['commit']}")
+    print(f"         load {record['load_average'][0]:.1f} before, {record['rounds']} rounds of {record['steps']} steps")
     print(f"decode   {decode:7.2f} ms a token  {1e3 / decode:6.1f} tok/s  {rate:5.1f} GB/s of weights")
     print(f"floor    {floor:7.2f} ms (matrix-vector products alone)")
     spread = f"{min(record['share_of_floor']):.0%} … {max(record['share_of_floor']):.0%}"
