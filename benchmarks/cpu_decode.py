@@ -24,9 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.engine import Engine
 from mlxcel.core.family import WeightSchema
 from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.finish.standard import StandardFinish

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from mlxcel.core.kv import BLOCK
+from mlxcel.core.kv import BLOCK, ceil_block
 from mlxcel.errors import CapacityError, UsageError
 
 ITEM_SIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -37,10 +39,11 @@ def kv_budget(asked: int | None) -> Budget:
     return Budget(available_memory() // 2, explicit=False) if asked is None else Budget(asked, explicit=True)
 
 
-def choose_context(asked: int, window: int, budget: Budget, bytes_per_position: int) -> Context:
-    """N for one dense row, whose storage comes in whole blocks of 128 positions. `asked` 0 leaves it open.
+def choose_context(asked: int, window: int, budget: Budget, kv_bytes: Callable[[int], int]) -> Context:
+    """N: what was asked for, else the model's own `window`, else what fits. `asked` 0 leaves it open.
 
-    UsageError when what was asked is above the window or does not fit, naming the largest that does.
+    `kv_bytes` gives the bytes of all KV at a bound of that many positions a row; it never falls. Storage comes in whole
+    blocks of 128. UsageError when what was asked is above the window or does not fit, naming the largest that does.
     """
     if asked > window:
         raise UsageError(
@@ -48,15 +51,17 @@ def choose_context(asked: int, window: int, budget: Budget, bytes_per_position: 
             hint=f"ask for {window} or less, or leave --ctx-size out",
         )
     wanted = asked or window
-    fitting = budget.bytes // (bytes_per_position * BLOCK) * BLOCK if bytes_per_position else wanted
-    if fitting >= -(-wanted // BLOCK) * BLOCK:
+    needed = kv_bytes(ceil_block(wanted))
+    if needed <= budget.bytes:
         return Context(wanted)
-    numbers = f"{bytes_per_position} bytes a position, {budget.bytes} bytes of KV budget"
-    if fitting == 0:
+    numbers = f"{needed} bytes for {wanted} positions, {budget.bytes} bytes of KV budget"
+    fitting = BLOCK * bisect_right(range(ceil_block(wanted) // BLOCK), budget.bytes, key=lambda n: kv_bytes(n * BLOCK))
+    fitting -= BLOCK  # the first that does not fit, less one block
+    if fitting <= 0:
         kind = UsageError if budget.explicit else CapacityError
         raise kind(
             f"the KV budget does not hold {BLOCK} positions, the least there can be: {numbers}",
-            hint=f"--kv-cache-budget {bytes_per_position * BLOCK} or more",
+            hint=f"--kv-cache-budget {kv_bytes(BLOCK)} or more",
         )
     if asked:
         raise UsageError(

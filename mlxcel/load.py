@@ -14,12 +14,13 @@ import attrs
 from mlxcel.choose_backend import Chosen, choose_backend
 from mlxcel.core.backend import BackendCaps
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.engine import Engine
 from mlxcel.core.finish import FinishStep
-from mlxcel.core.kv import KVStore
+from mlxcel.core.kv import KVSpec, KVStore
 from mlxcel.core.named import load_target
 from mlxcel.core.observe import Observers
 from mlxcel.core.sampling import Sampler
+from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.direct import Planner
@@ -208,14 +209,18 @@ def _assemble(
     for warning in ends.warnings:
         log.warning("%s", warning)
     backend = parts.chosen.backend
-    kv_spec = family.kv_spec(model_config)
-    per_position = kv_spec.bytes_per_position(ITEM_SIZES[backend.caps.dtype]) * slots
-    choose_context(config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), per_position)
+    kv_spec: KVSpec = family.kv_spec(model_config)
+    chunk = config.prefill_chunk
+
+    def kv_bytes(positions: int) -> int:
+        itemsize = ITEM_SIZES[backend.caps.dtype]
+        own = kv_spec.bytes_per_row(itemsize, context=positions, chunk=chunk)
+        return slots * (positions * kv_spec.bytes_per_position(itemsize) + own)
+
+    choose_context(config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), kv_bytes)
     held.callback(backend.close)
     backend.load(family, model_config, checkpoint, progress)
-    context = choose_context(
-        config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), per_position
-    )
+    context = choose_context(config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), kv_bytes)
     if context.lowered:
         say(context.lowered)
     kv = parts.kv_store(kv_spec=kv_spec, slots=slots, context=context.positions, page_size=backend.caps.page_sizes[0])
@@ -228,7 +233,7 @@ def _assemble(
         finish=StandardFinish(
             stream=lambda row: Detokeniser(tokenizer, skip_special=row.params.skip_special_tokens), steps=parts.steps
         ),
-        settings=EngineSettings(vocab, context.positions, slots, config.max_consecutive_faults),
+        settings=EngineSettings(vocab, context.positions, slots, chunk, config.max_consecutive_faults),
         observers=observers,
     )
     held.callback(engine.shutdown)
@@ -244,10 +249,10 @@ def _assemble(
         vocab=vocab,
     )
     log.info("model: %s", ", ".join(f"{name}={value}" for name, value in attrs.asdict(facts).items()))
-    log.info("KV: %d pages of %d positions, %d bytes a position", kv.num_pages, kv.page_size, per_position)
+    log.info("KV: %d pages of %d positions, at most %d bytes", kv.num_pages, kv.page_size, kv_bytes(context.positions))
     return {
         "engine": engine,
-        "planner": parts.planner(chunk=config.prefill_chunk, level=engine.level, caps=backend.caps),
+        "planner": parts.planner(chunk=chunk, level=engine.level, caps=backend.caps),
         "tokenizer": tokenizer,
         "template": template,
         "ends": ends,
@@ -256,7 +261,7 @@ def _assemble(
         "backend": parts.chosen.name,
         "caps": backend.caps,
         "kv_storage": kv.name,
-        "prefill_chunk": config.prefill_chunk,
+        "prefill_chunk": chunk,
         "facts": facts,
     }
 

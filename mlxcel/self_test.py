@@ -10,9 +10,10 @@ import attrs
 import numpy as np
 
 from mlxcel.core.checkpoint import TensorInfo
-from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.engine import Engine
 from mlxcel.core.request import SamplingParams, SequenceSpec
 from mlxcel.core.result import RequestResult
+from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
 from mlxcel.direct import generate
 from mlxcel.plugins.finish.standard import StandardFinish
@@ -69,8 +70,7 @@ def seeded_checkpoint(family: ModelFamily, architecture: str, config: Mapping[st
     bare = SeededCheckpoint(config, architecture)
     wanted = family.schema(family.parse_config(bare)).tensor_names("hf")
     tensors = {
-        name: TensorInfo(name, weight.shape, "F32", 4 * int(np.prod(weight.shape)))
-        for name, (weight, _) in wanted.items()
+        name: TensorInfo(name, place.shape, "F32", 4 * int(np.prod(place.shape))) for name, place in wanted.items()
     }
     return attrs.evolve(bare, tensors=tensors)
 

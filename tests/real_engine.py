@@ -3,9 +3,10 @@
 import attrs
 import numpy as np
 
-from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.engine import Engine
 from mlxcel.core.plan import Decode, Piece
 from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.finish.standard import StandardFinish
@@ -30,10 +31,10 @@ class KeepingSampler(ChainSampler):
 class KeepingBackend(NumpyBackend):
     """NumPy, which keeps the logits [V] of each draw by (sequence id, position of the token that was drawn)."""
 
-    def start(self, *, sampler, **options):
+    def start(self, layout, sampler):
         self.sampler = sampler
         self.kept = {}
-        super().start(sampler=sampler, **options)
+        super().start(layout, sampler)
 
     def submit(self, plan):
         result = super().submit(plan)
@@ -98,7 +99,7 @@ class Real:
         return done
 
 
-def real_engine(checkpoint, family=None, *, slots=9, context=512, tokenizer=None):
+def real_engine(checkpoint, family=None, *, slots=9, context=512, chunk=2048, tokenizer=None):
     """With a tokenizer, ids at or above its size are masked, and texts are its own."""
     family = family or Llama()
     config = family.parse_config(checkpoint)
@@ -111,7 +112,7 @@ def real_engine(checkpoint, family=None, *, slots=9, context=512, tokenizer=None
         kv=DenseKV(kv_spec=kv_spec, slots=slots, context=context, page_size=16),
         sampler=KeepingSampler(vocab=config.vocab_size, tokenizer_size=tokenizer and tokenizer.size),
         finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer or ByteTokenizer()), steps={}),
-        settings=EngineSettings(config.vocab_size, context, slots),
+        settings=EngineSettings(config.vocab_size, context, slots, chunk),
     )
     return Real(engine, backend, config.vocab_size)
 

@@ -123,7 +123,7 @@ def test_switches_take_1_and_0(text: str) -> None:
 )
 def test_v20_a_context_that_fits(asked: int, budget: int, positions: int) -> None:
     """Spec V20: 10 bytes a position, a window of 2048; rows take whole blocks of 128."""
-    context = choose_context(asked, 2048, Budget(budget, explicit=True), 10)
+    context = choose_context(asked, 2048, Budget(budget, explicit=True), lambda n: 10 * n)
     assert context.positions == positions
     assert (context.lowered is not None) == (asked == 0 and positions < 2048)
 
@@ -131,11 +131,11 @@ def test_v20_a_context_that_fits(asked: int, budget: int, positions: int) -> Non
 def test_v20_an_explicit_context_that_does_not_fit_names_the_largest() -> None:
     """Spec V20."""
     with pytest.raises(UsageError, match="300") as caught:
-        choose_context(300, 2048, Budget(10 * 383, explicit=True), 10)
+        choose_context(300, 2048, Budget(10 * 383, explicit=True), lambda n: 10 * n)
     assert "--ctx-size 256" in str(caught.value.hint)
     with pytest.raises(UsageError, match="window of 2048"):
-        choose_context(2049, 2048, Budget(1 << 30, explicit=False), 10)
+        choose_context(2049, 2048, Budget(1 << 30, explicit=False), lambda n: 10 * n)
     with pytest.raises(UsageError):
-        choose_context(0, 2048, Budget(10 * 127, explicit=True), 10)
+        choose_context(0, 2048, Budget(10 * 127, explicit=True), lambda n: 10 * n)
     with pytest.raises(CapacityError):
-        choose_context(0, 2048, Budget(10 * 127, explicit=False), 10)
+        choose_context(0, 2048, Budget(10 * 127, explicit=False), lambda n: 10 * n)

@@ -9,6 +9,7 @@ from mlxcel.core.source import NoProgress
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel_reference_numpy.context import NumpyContext
+from mlxcel_reference_numpy.storage import Pages
 from mlxcel_reference_numpy.weights import load_weights
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, PAGE = 60, 4, 2, 22, 128
@@ -34,13 +35,14 @@ def context(weights, tokens):
         seq_lens=np.array([tokens], np.int32),
         page_tables=np.zeros((1, 1), np.int32),
         slots=one,
+        state_copies=one,
         sequence_ids=np.ones(1, np.int64),
         logits_rows=one,
         draw_rows=one,
         sampling=SamplingArrays((), {}),
     )
     shape = (1, KV_HEADS, PAGE, HEAD_DIM)
-    return NumpyContext(plan, ids, weights, [np.zeros(shape, np.float32)], [np.zeros(shape, np.float32)])
+    return NumpyContext(plan, ids, weights, [Pages(np.zeros(shape, np.float32), np.zeros(shape, np.float32))], PAGE)
 
 
 def heads(x, count):

@@ -14,6 +14,7 @@ from mlxcel.self_test import seeded_checkpoint
 from mlxcel_reference_numpy.attention import attend_token
 from mlxcel_reference_numpy.context import ACTIVATIONS
 from mlxcel_reference_numpy.products import row_products
+from mlxcel_reference_numpy.storage import Pages
 
 PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
@@ -125,6 +126,7 @@ def prefill_plan(ids, table, pages_of):
         seq_lens=np.array([count], np.int32),
         page_tables=np.asarray([table[: -(-count // pages_of)]], np.int32),
         slots=np.zeros(1, np.int32),
+        state_copies=np.zeros(1, np.int32),
         sequence_ids=np.ones(1, np.int64),
         logits_rows=np.arange(count, dtype=np.int32),
         draw_rows=np.zeros(count, np.int32),
@@ -135,16 +137,18 @@ def prefill_plan(ids, table, pages_of):
 def logits_over_pages(real, ids, page_size, order, fill):
     """Logits [T, V] of a whole prompt over pages of `page_size`, numbered by `order`, that held `fill` before."""
     backend = real.backend
-    shapes = backend._running.keys[0].shape, backend._running.values[0].shape
-    layers = len(backend._running.keys)
-    saved = list(backend._running.keys), list(backend._running.values)
-    for kept, shape in zip((backend._running.keys, backend._running.values), shapes, strict=True):
-        kept[:] = [np.full((len(order), shape[1], page_size, shape[3]), fill, np.float32) for _ in range(layers)]
+    saved = list(backend._running.storage)
+    for layer, kept in enumerate(saved):
+        keys, values = (
+            np.full((len(order), array.shape[1], page_size, array.shape[3]), fill, np.float32)
+            for array in (kept.keys, kept.values)
+        )
+        backend._running.storage[layer] = Pages(keys, values)
     try:
         super(type(backend), backend).submit(prefill_plan(ids, order, page_size))
         return backend.sampler.logits.copy()
     finally:
-        backend._running.keys[:], backend._running.values[:] = saved
+        backend._running.storage[:] = saved
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 300])

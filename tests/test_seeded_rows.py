@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from engine_rows import decode, pieces, plan_for
 
-from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.engine import Engine
 from mlxcel.core.plan import Decode, Piece
 from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
 from mlxcel.errors import BackendFault
 from mlxcel.plugins.families.tiny import Tiny
@@ -53,7 +54,7 @@ class ForgetfulBackend(NumpyBackend):
     """Its KV is gone when a step fails with `kv_intact` False: NaN stands there."""
 
     def forget(self):
-        for pages in (*self._running.keys, *self._running.values):
+        for pages in (array for kept in self._running.storage for array in (kept.keys, kept.values)):
             pages[...] = np.nan
 
 

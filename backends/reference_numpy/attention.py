@@ -12,24 +12,64 @@ from mlxcel.core.kv import BLOCK
 
 
 def attend_token(
-    q: np.ndarray, keys: np.ndarray, values: np.ndarray, table: np.ndarray, position: int, scale: float
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    table: np.ndarray,
+    position: int,
+    scale: float,
+    softcap: float = 0.0,
 ) -> np.ndarray:
     """One token over the positions 0 … `position` of its row.
 
     q: float32 [K, G, dk], G = H // K query heads a KV head. keys, values: one layer's pages, float32
     [pages, K, page_size, dk or dv], this token's own position written. table: int32 [P]. Returns float32 [K, G, dv].
     """
-    blocks = position // BLOCK + 1
-    k, v = _blocks(keys, table, position), _blocks(values, table, position)
-    valid = position + 1 - (blocks - 1) * BLOCK
+    return _attend(q, _blocks(keys, table, position), _blocks(values, table, position), 0, position, scale, softcap)
+
+
+def attend_window(
+    q: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    window: int,
+    position: int,
+    scale: float,
+    softcap: float = 0.0,
+) -> np.ndarray:
+    """One token over the last `window` positions up to its own `position`.
+
+    keys, values: one row's rings of one layer, float32 [K, ring, dk or dv], position p at p modulo ring, a multiple of
+    128 that is at least `window`. Else as `attend_token`.
+    """
+    oldest = max(0, position - window + 1)
+    first = np.arange(oldest // BLOCK, position // BLOCK + 1) * BLOCK % keys.shape[1]
+    places = (first[:, None] + np.arange(BLOCK)).reshape(-1)
+    k, v = (
+        ring[:, places].reshape(len(ring), len(first), BLOCK, ring.shape[2])  # a copy, since `places` is an array
+        for ring in (keys, values)
+    )
+    v[:, 0, : oldest % BLOCK] = 0
+    return _attend(q, k, v, oldest % BLOCK, position, scale, softcap)
+
+
+def _attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, low: int, position: int, scale: float, softcap: float
+) -> np.ndarray:
+    """Over the blocks k, v [K, blocks, 128, d] that end with the one of `position`; of the first, `low` are not seen,
+    and hold zeros in v."""
     scores = np.matmul(q[:, None], k.swapaxes(-1, -2)) * np.float32(scale)
+    if softcap:
+        scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
     # By selection: what lies behind a row's end is whatever a page held before, NaN included.
+    valid = position % BLOCK + 1
     scores[:, -1, :, valid:] = -np.inf
+    scores[:, 0, :, :low] = -np.inf
     last = np.zeros_like(v[:, -1])
     last[:, :valid] = v[:, -1, :valid]
     weights = np.exp(scores - scores.max(axis=(1, 3), keepdims=True))
     total = np.add.reduce(np.add.reduce(weights, axis=-1), axis=1)
-    mixed = np.add.reduce(np.matmul(weights[:, :-1], v[:, :-1]), axis=1) if blocks > 1 else 0
+    mixed = np.add.reduce(np.matmul(weights[:, :-1], v[:, :-1]), axis=1) if v.shape[1] > 1 else 0
     result: np.ndarray = (mixed + np.matmul(weights[:, -1], last)) / total[..., None]
     return result
 

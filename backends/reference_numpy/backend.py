@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -11,13 +12,14 @@ import numpy as np
 from mlxcel.core.backend import BackendCaps
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import ModelFamily
-from mlxcel.core.kv import BLOCK, KVSpec
+from mlxcel.core.kv import KVLayout
 from mlxcel.core.plan import CARRY, StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.source import Progress
 from mlxcel.errors import DeviceError, UsageError
 from mlxcel_reference_numpy.context import NumpyContext
+from mlxcel_reference_numpy.storage import LayerStorage, make_storage, routes
 from mlxcel_reference_numpy.weights import Weights, load_weights
 
 
@@ -31,8 +33,8 @@ class _Model:
 @attrs.frozen(eq=False)
 class _Running:
     sampler: Sampler
-    keys: list[np.ndarray]
-    values: list[np.ndarray]
+    layout: KVLayout
+    storage: list[LayerStorage]
     last_tokens: np.ndarray  # int32 [slots]
 
 
@@ -71,18 +73,11 @@ class NumpyBackend:
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         self._model = _Model(family, config, load_weights(family.schema(config), checkpoint, progress))
 
-    def start(self, *, kv_spec: KVSpec, pages: int, page_size: int, slots: int, sampler: Sampler) -> None:
-        layers = kv_spec.layers
-        self._running = _Running(
-            sampler=sampler,
-            # np.zeros is backed on first touch, so memory follows use and not the bound.
-            keys=[np.zeros((pages, kv.kv_heads, page_size, kv.k_dim), np.float32) for kv in layers],
-            values=[np.zeros((pages, kv.kv_heads, page_size, kv.v_dim), np.float32) for kv in layers],
-            last_tokens=np.zeros(slots, np.int32),
-        )
+    def start(self, layout: KVLayout, sampler: Sampler) -> None:
+        self._running = _Running(sampler, layout, make_storage(layout), np.zeros(layout.slots, np.int32))
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
-        """No row owns state here beyond its pages."""
+        """A slot's ring is masked by its row's length, and its state begins as zeros at position 0."""
 
     def release(self, slot: int) -> None:
         """Nothing to free; pages are masked by their rows' lengths."""
@@ -91,18 +86,17 @@ class NumpyBackend:
         model, running = self._loaded(), self._started()
         own = np.repeat(running.last_tokens[plan.slots], np.diff(plan.query_start))
         token_ids = np.where(plan.token_ids == CARRY, own, plan.token_ids)
-        context = NumpyContext(plan, token_ids, model.weights, running.keys, running.values)
+        context = NumpyContext(plan, token_ids, model.weights, running.storage, running.layout.context)
         # Overflow and NaN of one row are found by its status word; they must not become warnings of the step.
         with np.errstate(all="ignore"):
             logits = model.family.forward(context, model.config)
-            store = "paged" if running.keys[0].shape[2] <= BLOCK else "dense"
-            routes = {f"ref_{store}_gather": plan.num_rows * model.weights.layers}
+            launches = {name: n * plan.num_rows for name, n in Counter(routes(running.layout)).items()}
             if not len(plan.draw_rows):
                 nothing = np.zeros(0, np.int32)
-                return StepResult(nothing, nothing, routes=routes)
+                return StepResult(nothing, nothing, routes=launches)
             drawn = running.sampler.draw(np, logits, plan.sampling)
         running.last_tokens[plan.slots[plan.draw_rows]] = drawn.tokens
-        return StepResult(drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, routes)
+        return StepResult(drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, launches)
 
     def read(self, handle: StepResult) -> StepResult:
         return handle

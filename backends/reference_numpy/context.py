@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mlxcel.core.family import ScanStep
 from mlxcel.core.plan import StepPlan
-from mlxcel_reference_numpy.attention import attend_token
+from mlxcel_reference_numpy.attention import attend_token, attend_window
+from mlxcel_reference_numpy.experts import choose_experts
 from mlxcel_reference_numpy.products import row_products
+from mlxcel_reference_numpy.storage import LayerStorage, Pages, Rings, States
 from mlxcel_reference_numpy.weights import Weights
 
 
@@ -30,34 +33,48 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class NumpyContext:
-    """ForwardContext of one step: its plan, the weights, and the KV pages that `attend` writes and reads.
+    """ForwardContext of one step: its plan, the weights, and the KV that `attend` and `state_scan` write and read.
 
     What a family hands in may lie in any memory order. An op that reduces takes contiguous rows first: NumPy adds along
     memory, and a transposed array of one token is contiguous where one of two is not.
     """
 
     def __init__(
-        self, plan: StepPlan, token_ids: np.ndarray, weights: Weights, keys: list[np.ndarray], values: list[np.ndarray]
+        self,
+        plan: StepPlan,
+        token_ids: np.ndarray,
+        weights: Weights,
+        storage: Sequence[LayerStorage],
+        context: int,
     ) -> None:
-        """token_ids: int32 [T], every carry filled in. keys, values: float32 [pages, K, page_size, d] a layer."""
+        """token_ids: int32 [T], every carry filled in. storage: one entry a layer. context: N."""
         self._plan = plan
         self._token_ids = token_ids
         self._weights = weights
-        self._keys = keys
-        self._values = values
+        self._storage = storage
+        self._context = context
         self._row_of = np.repeat(np.arange(plan.num_rows), np.diff(plan.query_start))
         self._turn: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     xp: Any = np
 
+    @property
+    def context(self) -> int:
+        return self._context
+
     def embed(self, weight: str = "embed") -> np.ndarray:
         rows: np.ndarray = self._weights.plain[weight, 0][self._token_ids]
         return rows
 
-    def for_layers(self, body: Callable[[Any, np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    def for_layers(
+        self, body: Callable[..., np.ndarray], x: np.ndarray, kinds: Sequence[Any] | None = None
+    ) -> np.ndarray:
         for layer in range(self._weights.layers):
-            x = body(layer, x)
+            x = body(layer, x) if kinds is None else body(layer, x, kinds[layer])
         return x
+
+    def weight(self, name: str, *, layer: int | None = None) -> np.ndarray:
+        return self._weights.plain[name, layer or 0]
 
     def rms_norm(
         self, x: np.ndarray, weight: str, *, layer: int | None = None, eps: float, offset: float = 0.0
@@ -105,19 +122,75 @@ class NumpyContext:
         turned[..., 2 * half :] = x[..., 2 * half :]
         return turned
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int, scale: float) -> np.ndarray:
-        keys, values, plan = self._keys[layer], self._values[layer], self._plan
-        page_size = keys.shape[2]
-        pages = plan.page_tables[self._row_of, plan.positions // page_size]
-        keys[pages, :, plan.positions % page_size] = k
-        values[pages, :, plan.positions % page_size] = v
+    def attend(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int, scale: float, softcap: float = 0.0
+    ) -> np.ndarray:
+        storage, plan = self._storage[layer], self._plan
         tokens, heads, dim = q.shape
         kv_heads = k.shape[1]
         grouped = np.ascontiguousarray(q).reshape(tokens, kv_heads, heads // kv_heads, dim)
         mixed = np.empty((tokens, kv_heads, heads // kv_heads, v.shape[2]), np.float32)
-        for token, (row, position) in enumerate(zip(self._row_of, plan.positions.tolist(), strict=True)):
-            mixed[token] = attend_token(grouped[token], keys, values, plan.page_tables[row], position, scale)
+        each = enumerate(zip(self._row_of.tolist(), plan.positions.tolist(), strict=True))
+        if isinstance(storage, Rings):
+            slots, place = plan.slots[self._row_of], plan.positions % storage.keys.shape[2]
+            storage.keys[slots, :, place], storage.values[slots, :, place] = k, v
+            for token, (row, position) in each:
+                keys, values = storage.keys[plan.slots[row]], storage.values[plan.slots[row]]
+                mixed[token] = attend_window(grouped[token], keys, values, storage.window, position, scale, softcap)
+        elif isinstance(storage, Pages):
+            page_size = storage.keys.shape[2]
+            pages, place = plan.page_tables[self._row_of, plan.positions // page_size], plan.positions % page_size
+            storage.keys[pages, :, place], storage.values[pages, :, place] = k, v
+            for token, (row, position) in each:
+                table = plan.page_tables[row]
+                mixed[token] = attend_token(
+                    grouped[token], storage.keys, storage.values, table, position, scale, softcap
+                )
+        else:
+            raise TypeError(f"layer {layer} keeps recurrent state: nothing can be attended to")
         return mixed.reshape(tokens, -1)
+
+    def state_scan(self, step: ScanStep, inputs: tuple[np.ndarray, ...], *, layer: int) -> np.ndarray:
+        storage, plan = self._storage[layer], self._plan
+        if not isinstance(storage, States):
+            raise TypeError(f"layer {layer} keeps positions: it has no recurrent state")
+        inputs = tuple(np.ascontiguousarray(values) for values in inputs)
+        outputs: list[np.ndarray] = []
+        for row, (slot, copy) in enumerate(zip(plan.slots, plan.state_copies, strict=True)):
+            first, end = plan.query_start[row], plan.query_start[row + 1]
+            begins = plan.positions[first] == 0
+            state = tuple(np.zeros_like(a[copy, slot]) if begins else a[copy, slot] for a in storage.arrays)
+            for token in range(first, end):
+                state, y = step(state, tuple(values[token] for values in inputs))
+                outputs.append(y)
+            for array, value in zip(storage.arrays, state, strict=True):
+                array[1 - copy, slot] = value
+        return np.stack(outputs)
+
+    def moe(
+        self,
+        x: np.ndarray,
+        router_logits: np.ndarray,
+        *,
+        layer: int,
+        top_k: int,
+        activation: str,
+        renormalise: bool,
+        gate: str = "expert_gate",
+        up: str = "expert_up",
+        down: str = "expert_down",
+    ) -> np.ndarray:
+        x = np.ascontiguousarray(x)
+        chosen, shares = choose_experts(np.ascontiguousarray(router_logits), top_k, renormalise)
+        gates, ups, downs = (self._weights.plain[name, layer] for name in (gate, up, down))
+        y = np.zeros_like(x)
+        # Experts in their order: each is read once, and a token's sum does not depend on the others'.
+        for expert in np.unique(chosen):
+            tokens, rank = np.nonzero(chosen == expert)
+            part = x[tokens]
+            hidden = self.gated(row_products(gates[expert], part), row_products(ups[expert], part), activation)
+            y[tokens] += shares[tokens, rank][:, None] * row_products(downs[expert], hidden)
+        return y
 
     def gated(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
         result: np.ndarray = ACTIVATIONS[activation](gate) * up

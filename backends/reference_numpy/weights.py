@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import WeightSchema, WeightSpec
+from mlxcel.core.family import TensorPlace, WeightSchema, WeightSpec
 from mlxcel.core.source import Progress
 from mlxcel.errors import CheckpointError
 
@@ -41,17 +41,18 @@ def load_weights(schema: WeightSchema, checkpoint: Checkpoint, progress: Progres
     for layer in range(schema.layers):
         for group in dict.fromkeys(w.group or w.name for w in schema.weights if w.role == "linear" and not w.tied_to):
             members = schema.group(group)
-            if layer and not members[0].per_layer:
-                continue
-            linear[group, layer] = _fuse(schema, members, layer, arrays)
-    for weight, layer in names.values():
-        if (weight.name, layer) not in arrays:
-            arrays[weight.name, layer] = np.empty(weight.shape, np.float32)
+            if members[0].in_layer(layer) and (members[0].per_layer or layer == 0):
+                linear[group, layer] = _fuse(schema, members, layer, arrays)
+    for place in names.values():
+        if (place.weight.name, place.layer) not in arrays:
+            arrays[place.weight.name, place.layer] = np.empty(place.weight.shape, np.float32)
     progress.start("load", len(names), "tensors")
-    for done, (name, (weight, layer)) in enumerate(names.items(), 1):
-        out = arrays[weight.name, layer]
+    for done, (name, place) in enumerate(names.items(), 1):
+        out = arrays[place.weight.name, place.layer]
+        if place.expert is not None:
+            out = out[place.expert]
         checkpoint.read(name, out)
-        transform = weight.transforms.get(checkpoint.naming)
+        transform = place.weight.transforms.get(checkpoint.naming)
         if transform is not None:
             out[...] = transform(out)
         progress.advance(done)
@@ -82,7 +83,7 @@ def _fuse(
     return Linear(matrix, bias, sizes)
 
 
-def _check(names: dict[str, tuple[WeightSpec, int]], checkpoint: Checkpoint) -> None:
+def _check(names: dict[str, TensorPlace], checkpoint: Checkpoint) -> None:
     missing = [name for name in names if name not in checkpoint.tensors]
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -91,9 +92,9 @@ def _check(names: dict[str, tuple[WeightSpec, int]], checkpoint: Checkpoint) -> 
             f"{checkpoint.path}: {len(missing)} of {len(names)} tensors are missing: {shown}",
             hint=f"the nearest name there is {near[0]}" if near else "the download may be incomplete",
         )
-    for name, (weight, _) in names.items():
+    for name, place in names.items():
         shape = checkpoint.tensors[name].shape
-        if shape != weight.shape:
+        if shape != place.shape:
             raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} is {list(shape)}, the config makes it {list(weight.shape)}"
+                f"{checkpoint.path}: tensor {name} is {list(shape)}, the config makes it {list(place.shape)}"
             )

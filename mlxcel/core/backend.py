@@ -11,7 +11,7 @@ from mlxcel.core.named import Named, load_target
 if TYPE_CHECKING:  # plugins import this module to register: no numpy
     from mlxcel.core.checkpoint import Checkpoint
     from mlxcel.core.family import ModelFamily
-    from mlxcel.core.kv import KVSpec
+    from mlxcel.core.kv import KVLayout
     from mlxcel.core.plan import StepPlan, StepResult
     from mlxcel.core.request import SequenceSpec
     from mlxcel.core.sampling import Sampler
@@ -77,7 +77,7 @@ class Backend(Protocol):
         """Bytes of the weights as they are held."""
         ...
 
-    def start(self, *, kv_spec: KVSpec, pages: int, page_size: int, slots: int, sampler: Sampler) -> None:
+    def start(self, layout: KVLayout, sampler: Sampler) -> None:
         """Make the KV arrays, zeroed, and fix the sampler that `submit` runs. Called once, after `load`."""
         ...
 

@@ -10,8 +10,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-import attrs
-
 from mlxcel.core.backend import Backend, Level
 from mlxcel.core.finish import Ending, Finish, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
@@ -22,7 +20,8 @@ from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Span,
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
-from mlxcel.core.step import Step, check_result
+from mlxcel.core.settings import EngineSettings
+from mlxcel.core.step import Step, as_fault, check_result
 from mlxcel.errors import (
     BackendFault,
     BatchShapeError,
@@ -43,16 +42,6 @@ log = logging.getLogger("mlxcel.engine")
 
 MAX_OUTSTANDING = 2
 """Steps that may be submitted and not collected: the one that is read, and one ahead."""
-
-
-@attrs.frozen
-class EngineSettings:
-    """Bounds of an engine. `vocab` is V, `context` N (positions a row may hold), `slots` the most rows open at once."""
-
-    vocab: int
-    context: int
-    slots: int
-    max_consecutive_faults: int = 8
 
 
 class Engine:
@@ -88,9 +77,8 @@ class Engine:
         self._faults_in_a_row = 0
         self._sick: EngineUnhealthy | None = None  # for good (spec E19)
         self._shut = False
-        backend.start(
-            kv_spec=kv_spec, pages=kv.num_pages, page_size=kv.page_size, slots=settings.slots, sampler=sampler
-        )
+        self._kv_spec = kv_spec
+        backend.start(settings.layout(kv_spec, kv), sampler)
 
     # --- what others may know -----------------------------------------------------------------------------------
 
@@ -244,7 +232,7 @@ class Engine:
             handle = self._backend.submit(plan)
         except Exception as error:  # collect reports it, so that a step fails in one way whenever it fails
             log.debug("step %d was not started", self._next_ticket, exc_info=error)
-            handle = _as_fault(error)
+            handle = as_fault(error)
         except BaseException:  # an interrupt: there was no step
             self._trim_all()
             raise
@@ -274,7 +262,7 @@ class Engine:
         try:
             return self._outcomes(step)
         except BaseException:  # an interrupt: this step is void, and so is one that builds on its tokens
-            self._lose_steps_ahead()
+            self._lose_steps_ahead(step)
             self._trim_all()
             raise
         finally:
@@ -322,7 +310,7 @@ class Engine:
             result = self._read(step)
         except Exception as error:
             log.debug("step %d failed", step.ticket.number, exc_info=error)
-            return self._fail_step(step, _as_fault(error))
+            return self._fail_step(step, as_fault(error))
         return self._resolve_all(step, result)
 
     def _read(self, step: Step) -> StepResult:
@@ -354,6 +342,7 @@ class Engine:
             words = "NaN or +inf in its logits" if status == 1 else "every token is masked"
             return self._fail(row, kind(f"sequence {row.id}: {words} at position {row.stored + part_length(part)}"))
         row.stored += part_length(part)
+        row.steps += 1
         if row.state is SequenceState.PREFILLING and row.stored >= row.prompt_length:
             known = row.length - 1 if place is None else row.length
             if row.stored >= known:
@@ -417,9 +406,14 @@ class Engine:
             if (short := self._trim(row)) is not None and not row.ended:
                 self._fail(row, short)
 
-    def _lose_steps_ahead(self) -> None:
+    def _lose_steps_ahead(self, void: Step | None = None) -> None:
+        """With the step before them `void`, both copies of recurrent state are of steps that do not count."""
         for step in self._steps:
             step.lose()
+            if void is not None and self._kv_spec.recurrent:
+                for row in step.rows:
+                    if row in void.rows and not row.ended:
+                        self._preempt(row)
 
     def _fail(self, row: Sequence, error: Exception) -> RowOutcome:
         row.state, row.error, row.ending = SequenceState.FAILED, error, None
@@ -475,7 +469,8 @@ class Engine:
 
     def _check(self, parts: Listing[Part]) -> list[Sequence]:
         rows = [self._row(part.sequence_id) for part in parts]
-        check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level)
+        longest = self._settings.chunk if self._kv_spec.windowed else None
+        check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level, longest=longest)
         return rows
 
     def _check_idle(self) -> None:
@@ -487,7 +482,3 @@ class Engine:
             raise EngineUnhealthy("the engine is shut down", hint="open another one")
         if self._sick is not None:
             raise self._sick
-
-
-def _as_fault(error: Exception) -> BackendFault:
-    return error if isinstance(error, BackendFault) else BackendFault(repr(error))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
@@ -15,20 +15,24 @@ if TYPE_CHECKING:  # plugins import this module to register: no numpy
     from mlxcel.core.checkpoint import Checkpoint
     from mlxcel.core.kv import KVSpec
 
-Role = Literal["linear", "bias", "norm", "embedding"]
+Role = Literal["linear", "bias", "norm", "embedding", "experts", "array"]
 Array = Any
 """An array of the backend's own kind, described by its axis letters in each docstring."""
+ScanStep = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[tuple[Any, ...], Any]]
+"""(state, values of one token) -> (state, y): the step of `ForwardContext.state_scan`."""
 
 
 @attrs.frozen
 class WeightSpec:
     """One weight of a family, once for each layer when `per_layer`.
 
-    `names` maps a checkpoint naming ("hf", "gguf") to the tensor's name there, with "{i}" for the layer.
-    `axes` gives the letters of `shape`, a linear weight being [out, in]. Linear weights that share a `group` are
-    projected together by `ForwardContext.project`, in the order of the schema; a bias is added to the output of the
-    linear weight that it names in `bias_of`. A weight that is `tied_to` another is that one and is not read.
-    `transforms` maps a naming to a function on the float32 values that undoes what that format did to the layout.
+    `names` maps a checkpoint naming ("hf", "gguf") to the tensor's name there, with "{i}" for the layer and "{e}" for
+    the expert where each has a tensor of its own. `axes` gives the letters of `shape`, a linear weight being [out, in],
+    weights of experts [E, out, in]. Linear weights that share a `group` are projected together by
+    `ForwardContext.project`, in the order of the schema; a bias is added to the output of the linear weight that it
+    names in `bias_of`. A weight that is `tied_to` another is that one and is not read. `layers` are those that have
+    the weight, where not all have. `transforms` maps a naming to a function on the float32 values of one tensor that
+    undoes what that format did to the layout.
     """
 
     name: str
@@ -40,11 +44,25 @@ class WeightSpec:
     group: str | None = None
     bias_of: str | None = None
     tied_to: str | None = None
+    layers: tuple[int, ...] | None = None
     transforms: Mapping[str, Callable[[np.ndarray], np.ndarray]] = attrs.field(factory=dict)
 
-    def checkpoint_name(self, naming: str, layer: int) -> str:
-        """The tensor's name in a checkpoint of that naming. KeyError when the family has none for it."""
-        return self.names[naming].replace("{i}", str(layer))
+    def in_layer(self, layer: int) -> bool:
+        return self.layers is None or layer in self.layers
+
+
+@attrs.frozen
+class TensorPlace:
+    """What a tensor of a checkpoint is to a schema: a weight, of a layer (0 outside layers), of an expert or of all."""
+
+    weight: WeightSpec
+    layer: int
+    expert: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What the tensor must be."""
+        return self.weight.shape if self.expert is None else self.weight.shape[1:]
 
 
 @attrs.frozen
@@ -69,18 +87,31 @@ class WeightSchema:
         """Linear weights of a group; a weight without one is a group of its own name."""
         return tuple(w for w in self.weights if w.role == "linear" and (w.group or w.name) == name)
 
-    def tensor_names(self, naming: str) -> dict[str, tuple[WeightSpec, int]]:
-        """Checkpoint name -> (weight, layer), for everything that must be read. Layer 0 for weights outside layers."""
-        found: dict[str, tuple[WeightSpec, int]] = {}
+    def layers_of(self, weight: WeightSpec) -> tuple[int, ...]:
+        """The layers that have it; (0,) for a weight outside layers."""
+        if not weight.per_layer:
+            return (0,)
+        return tuple(range(self.layers)) if weight.layers is None else weight.layers
+
+    def tensor_names(self, naming: str) -> dict[str, TensorPlace]:
+        """Checkpoint name -> what it is, for everything that must be read. KeyError for a naming that the family does
+        not know."""
+        found: dict[str, TensorPlace] = {}
         for weight in self.weights:
-            if weight.tied_to is None:
-                for layer in range(self.layers if weight.per_layer else 1):
-                    found[weight.checkpoint_name(naming, layer)] = (weight, layer)
+            if weight.tied_to is not None:
+                continue
+            pattern = weight.names[naming]
+            experts = range(weight.shape[0]) if "{e}" in pattern else (None,)
+            for layer in self.layers_of(weight):
+                for expert in experts:
+                    name = pattern.replace("{i}", str(layer)).replace("{e}", str(expert))
+                    found[name] = TensorPlace(weight, layer, expert)
         return found
 
 
 class ForwardContext(Protocol):
-    """The ops a family is written in. T tokens of one step, flat; each op works on every token alone but `attend`.
+    """The ops a family is written in. T tokens of one step, flat; each op works on every token alone but `attend`
+    and `state_scan`, which look at earlier tokens of the same row.
 
     `layer` is the index that `for_layers` passes to its body (traced on some backends: use it for nothing else).
     Activations are [T, …]; weights are named, and how they are stored cannot be told from here.
@@ -91,12 +122,24 @@ class ForwardContext(Protocol):
         """The array API namespace, for glue."""
         ...
 
+    @property
+    def context(self) -> int:
+        """N, the engine's bound of positions a row: a setting, the same for every row and step."""
+        ...
+
     def embed(self, weight: str = "embed") -> Array:
         """Rows of the embedding for the step's tokens: [T, D]."""
         ...
 
-    def for_layers(self, body: Callable[[Any, Array], Array], x: Array) -> Array:
-        """x after body(0, x), body(1, x) … for every layer of the schema."""
+    def for_layers(self, body: Callable[..., Array], x: Array, kinds: Sequence[Any] | None = None) -> Array:
+        """x after body(0, x), body(1, x) … for every layer of the schema.
+
+        With `kinds`, one hashable value a layer that says how it differs from others, body(0, x, kinds[0]) …
+        """
+        ...
+
+    def weight(self, name: str, *, layer: Any = None) -> Array:
+        """The values of a weight of role "array", float32, for glue: a small one that no op of its own takes."""
         ...
 
     def rms_norm(self, x: Array, weight: str, *, layer: Any = None, eps: float, offset: float = 0.0) -> Array:
@@ -120,9 +163,41 @@ class ForwardContext(Protocol):
         https://arxiv.org/abs/2104.09864"""
         ...
 
-    def attend(self, q: Array, k: Array, v: Array, *, layer: Any, scale: float) -> Array:
+    def attend(self, q: Array, k: Array, v: Array, *, layer: Any, scale: float, softcap: float = 0.0) -> Array:
         """Write k [T, K, dk] and v [T, K, dv] into the KV of this layer, then causal attention of q [T, H, dk] over
-        each row's own positions: [T, H * dv]. Query head h reads KV head h // (H // K)."""
+        each row's own positions, those inside the layer's window where its KV spec has one: [T, H * dv]. Query head h
+        reads KV head h // (H // K). With `softcap` c a score s (float32, scaled) becomes c * tanh(s / c).
+        https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2408.00118"""
+        ...
+
+    def state_scan(self, step: ScanStep, inputs: tuple[Array, ...], *, layer: Any) -> Array:
+        """A recurrence along each row: [T, …] of the y that `step` gives for each token, in the order of positions.
+
+        `step(state, values) -> (state, y)` is pure and sees one token: `state` holds arrays of the shapes of the
+        layer's RecurrentKV, `values` the token's own slice of each of `inputs` [T, …]. What it returns as state is what
+        the row's next token gets, in this step or a later one. https://arxiv.org/abs/2405.21060
+        """
+        ...
+
+    def moe(
+        self,
+        x: Array,
+        router_logits: Array,
+        *,
+        layer: Any,
+        top_k: int,
+        activation: str,
+        renormalise: bool,
+        gate: str = "expert_gate",
+        up: str = "expert_up",
+        down: str = "expert_down",
+    ) -> Array:
+        """A mixture of gated MLPs, [T, D]: the sum of p * down(activation(gate x) * up x) over a token's experts.
+
+        `router_logits` [T, E]; p is their softmax in float32, the experts are its `top_k` largest, ties going to the
+        lowest index, and with `renormalise` their p are divided by their sum. The names are those of the weights
+        [E, F, D], [E, F, D] and [E, D, F]. https://arxiv.org/abs/2101.03961
+        """
         ...
 
     def gated(self, gate: Array, up: Array, activation: str) -> Array:

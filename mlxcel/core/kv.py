@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -10,6 +11,15 @@ import numpy as np
 
 BLOCK = 128
 """Anchor of the attention blocks: keys are reduced in blocks [0, 128), [128, 256) … of absolute positions."""
+
+
+UNWIND = 16
+"""Positions that a row may be taken back by with exact bits; a ring keeps that many more than its window needs."""
+
+
+def ceil_block(positions: int) -> int:
+    """`positions` rounded up to whole attention blocks, so that no page and no ring ends inside one."""
+    return -(-positions // BLOCK) * BLOCK
 
 
 @attrs.frozen
@@ -22,14 +32,74 @@ class FullKV:
 
 
 @attrs.frozen
+class SlidingKV:
+    """One layer whose token at position q sees positions q - window + 1 … q. It keeps a ring a row, owned by the
+    backend, and costs the page pool nothing (spec V9, V10)."""
+
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window: int
+
+    def ring(self, *, context: int, chunk: int) -> int:
+        """Positions of the ring of a row of at most `context`, fed in pieces of at most `chunk` tokens. Position q
+        lives at q modulo this; a multiple of 128 keeps the absolute blocks whole."""
+        return min(ceil_block(self.window + chunk - 1 + UNWIND), ceil_block(context))
+
+
+@attrs.frozen
+class RecurrentKV:
+    """One layer that keeps arrays of these shapes instead of positions: two copies a row, owned by the backend and
+    written in turn, so that the last step can be taken back (spec V11). They are zeros before position 0."""
+
+    shapes: tuple[tuple[int, ...], ...]
+
+
+LayerKV = FullKV | SlidingKV | RecurrentKV
+
+
+@attrs.frozen
 class KVSpec:
     """One entry per layer; storage follows from it alone."""
 
-    layers: tuple[FullKV, ...]
+    layers: tuple[LayerKV, ...]
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a layer keeps a ring, which holds no piece longer than the chunk it was made for."""
+        return any(isinstance(layer, SlidingKV) for layer in self.layers)
+
+    @property
+    def recurrent(self) -> bool:
+        return any(isinstance(layer, RecurrentKV) for layer in self.layers)
 
     def bytes_per_position(self, itemsize: int) -> int:
-        """Bytes that one position takes over all layers, K and V."""
-        return itemsize * sum(layer.kv_heads * (layer.k_dim + layer.v_dim) for layer in self.layers)
+        """Bytes that one position takes in the pages, K and V over all layers that keep every position."""
+        full = [layer for layer in self.layers if isinstance(layer, FullKV)]
+        return itemsize * sum(layer.kv_heads * (layer.k_dim + layer.v_dim) for layer in full)
+
+    def bytes_per_row(self, itemsize: int, *, context: int, chunk: int) -> int:
+        """Bytes of rings and recurrent state that a row owns beside its pages, however short it is (spec V12)."""
+        total = 0
+        for layer in self.layers:
+            if isinstance(layer, SlidingKV):
+                total += layer.ring(context=context, chunk=chunk) * layer.kv_heads * (layer.k_dim + layer.v_dim)
+            elif isinstance(layer, RecurrentKV):
+                total += 2 * sum(math.prod(shape) for shape in layer.shapes)
+        return itemsize * total
+
+
+@attrs.frozen
+class KVLayout:
+    """What a backend makes its arrays from: the layers, the pages of a store, and the bounds of an engine."""
+
+    spec: KVSpec
+    pages: int
+    page_size: int  # positions
+    paged: bool  # many pages a row, not one big one
+    slots: int  # rows open at once
+    context: int  # N
+    chunk: int  # most tokens of a piece where a layer keeps a ring
 
 
 @attrs.frozen
@@ -59,6 +129,11 @@ class KVStore(Protocol):
 
     @property
     def num_pages(self) -> int: ...
+
+    @property
+    def paged(self) -> bool:
+        """Whether a row's positions lie on many pages, rather than on one that is as long as the context."""
+        ...
 
     def open(self, sequence_id: int, capacity: int) -> None:
         """Begin a row that will never hold more than `capacity` positions. CapacityError when there is no room."""

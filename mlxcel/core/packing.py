@@ -35,6 +35,7 @@ def pack_step(
         seq_lens=seq_lens,
         page_tables=page_tables,
         slots=np.array([row.slot for row in rows], np.int32),
+        state_copies=np.array([(row.steps + row.ahead) % 2 for row in rows], np.int32),
         sequence_ids=np.array([row.id for row in rows], np.int64),
         logits_rows=query_start[1:][draw_rows] - 1,
         draw_rows=draw_rows,

@@ -28,8 +28,11 @@ def newest(row: Sequence) -> int:
     return row.length - 1 + row.drawing
 
 
-def check_parts(rows: Listing[Sequence], parts: Listing[Part], *, mixed: bool, level: str) -> None:
-    """BatchShapeError unless these parts make a step. Without `mixed` a piece must be alone in its step."""
+def check_parts(
+    rows: Listing[Sequence], parts: Listing[Part], *, mixed: bool, level: str, longest: int | None = None
+) -> None:
+    """BatchShapeError unless these parts make a step. Without `mixed` a piece must be alone in its step; with `longest`
+    it has no more tokens than that."""
     if not parts:
         raise BatchShapeError("a step needs at least one part")
     if len({row.id for row in rows}) != len(rows):
@@ -41,6 +44,12 @@ def check_parts(rows: Listing[Sequence], parts: Listing[Part], *, mixed: bool, l
     for row, part in zip(rows, parts, strict=True):
         if isinstance(part, Piece):
             _check_piece(row, part)
+            if longest is not None and part_length(part) > longest:
+                raise BatchShapeError(
+                    f"sequence {row.id}: a piece of {part_length(part)} tokens, and this model's window of positions "
+                    f"was made for {longest}",
+                    hint="plan with the chunk of the engine",
+                )
         else:
             _check_decode(row, part)
 

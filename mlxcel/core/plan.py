@@ -132,7 +132,8 @@ class StepPlan:
     query_start: np.ndarray  # [S+1] int32, row s owns tokens query_start[s]:query_start[s+1]
     seq_lens: np.ndarray  # [S] int32, positions in KV once this step has run
     page_tables: np.ndarray  # [S, P] int32, -1 behind a row's last page
-    slots: np.ndarray  # [S] int32, where the backend carries the row's last token
+    slots: np.ndarray  # [S] int32, where the backend carries the row's last token, its rings and its state
+    state_copies: np.ndarray  # [S] int32, 0 or 1: the copy of its recurrent state a row reads; it writes the other
     sequence_ids: np.ndarray  # [S] int64
     logits_rows: np.ndarray  # [R] int32, indices into the T tokens
     draw_rows: np.ndarray  # [R] int32, indices into the S rows

@@ -40,6 +40,8 @@ class Sequence:
     in_flight: int = 0  # parts submitted and not collected
     fed: int = 0  # tokens in these parts
     drawing: int = 0  # how many of these parts draw
+    ahead: int = 0  # how many of these parts count: a lost one does not
+    steps: int = 0  # parts whose positions are stored: the parity says which copy of recurrent state is valid
     ending: Ending | None = None
     error: Exception | None = None
     closing: bool = False  # close() was called with a step in flight

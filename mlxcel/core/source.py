@@ -30,10 +30,11 @@ class Progress(Protocol):
 
 @attrs.frozen
 class ModelFile:
-    """A file of a model in the store: its name there and the SHA-256 it must have."""
+    """A file of a model in the store: its name there and the SHA-256 it must have, None where only the source can tell
+    whether it is the right one."""
 
     name: str
-    sha256: str
+    sha256: str | None
 
 
 Fetch = Callable[[Path, Progress], None]
@@ -45,14 +46,18 @@ class ModelSource:
 
     `fetch` is a lazy "module:function" `(target: Path, progress: Progress) -> None` that puts the named files, and the
     licence, into the empty folder `target` on the store's disk, or raises DownloadError. The store verifies the hashes.
+    `notice` is for a licence that asks more than an open-source one does: one line that says where its terms are, told
+    before the first byte is fetched. `revision` is what of a changing origin this is, as a commit.
     """
 
     name: str
     summary: str
-    bytes: int  # what goes over the network
+    bytes: int  # what goes over the network; 0: the files are made here, offline too
     license: str  # SPDX id
     files: tuple[ModelFile, ...]
     fetch: str
+    notice: str | None = None
+    revision: str | None = None
 
     def load_fetch(self) -> Fetch:
         fetch: Fetch = load_target(self.fetch)

@@ -32,12 +32,18 @@ class Step:
         for row, part, draw in zip(self.rows, self.ticket.parts, self.drawing, strict=True):
             row.fed += sign * part_length(part)
             row.drawing += sign * draw
+            row.ahead += sign
 
     def lose(self) -> None:
         """Its rows are where they were before it; its result will be dropped."""
         if not self.lost:
             self.lost = True
             self.count(-1)
+
+
+def as_fault(error: Exception) -> BackendFault:
+    """What a step that raised `error` ends with."""
+    return error if isinstance(error, BackendFault) else BackendFault(repr(error))
 
 
 def check_result(result: StepResult, *, rows: int, vocab: int) -> None:

@@ -87,6 +87,10 @@ def _check_weight(weight: WeightSpec, by_name: dict[str, WeightSpec], checkpoint
         raise broken("schema", f"{name}: axes {weight.axes!r} and shape {list(weight.shape)} differ in length")
     if weight.role == "linear" and len(weight.shape) != 2:
         raise broken("schema", f"{name} is {list(weight.shape)}, a linear weight is [out, in]")
+    if weight.role == "experts" and len(weight.shape) != 3:
+        raise broken("schema", f"{name} is {list(weight.shape)}, weights of experts are [E, out, in]")
+    if weight.layers is not None and (not weight.per_layer or list(weight.layers) != sorted(set(weight.layers))):
+        raise broken("schema", f"{name} is of layers {list(weight.layers)}: they rise, and the weight is per layer")
     if weight.role == "embedding" and weight.shape[0] != config.vocab_size:
         raise broken("schema", f"{name} has {weight.shape[0]} rows, the config's vocab_size is {config.vocab_size}")
     if weight.tied_to is not None:
@@ -110,31 +114,35 @@ def _check_weight(weight: WeightSpec, by_name: dict[str, WeightSpec], checkpoint
 def _check_groups(schema: WeightSchema) -> None:
     for weight in schema.weights:
         for member in schema.group(weight.group or weight.name) if weight.role == "linear" else ():
-            if member.shape[1] != weight.shape[1] or member.per_layer != weight.per_layer:
+            if member.shape[1] != weight.shape[1] or schema.layers_of(member) != schema.layers_of(weight):
                 raise broken(
                     "schema",
                     f"{weight.name} {list(weight.shape)} and {member.name} {list(member.shape)} share group "
-                    f"{weight.group!r}: their inputs must be of one size, all in layers or all outside",
+                    f"{weight.group!r}: their inputs must be of one size, in the same layers or all outside",
                 )
 
 
 def _check_tensors(schema: WeightSchema, checkpoint: Checkpoint) -> None:
     """Tensors are there, in the shapes that the schema says, each for one weight; transforms keep shapes."""
     tensors = schema.tensor_names(checkpoint.naming)
-    wanted = sum(schema.layers if weight.per_layer else 1 for weight in schema.weights if weight.tied_to is None)
+    wanted = sum(
+        len(schema.layers_of(weight)) * (weight.shape[0] if "{e}" in weight.names[checkpoint.naming] else 1)
+        for weight in schema.weights
+        if weight.tied_to is None
+    )
     if len(tensors) != wanted:
         raise broken("schema", f"{wanted} weights, counted layer by layer, share {len(tensors)} tensor names")
-    for name, (weight, _) in tensors.items():
-        info = checkpoint.tensors.get(name)
+    for name, place in tensors.items():
+        weight, info = place.weight, checkpoint.tensors.get(name)
         if info is None:
             raise broken("schema", f"{weight.name} wants the tensor {name}, which the checkpoint does not have")
-        if info.shape != weight.shape:
+        if info.shape != place.shape:
             raise broken(
-                "schema", f"{weight.name} is {list(weight.shape)}, the checkpoint's tensor {name} is {list(info.shape)}"
+                "schema", f"{weight.name} is {list(place.shape)}, the checkpoint's tensor {name} is {list(info.shape)}"
             )
         transform = weight.transforms.get(checkpoint.naming)
-        if transform is not None and (made := transform(checkpoint.read(name)).shape) != weight.shape:
-            raise broken("schema", f"the transform of {weight.name} makes {list(made)} of {list(weight.shape)}")
+        if transform is not None and (made := transform(checkpoint.read(name)).shape) != place.shape:
+            raise broken("schema", f"the transform of {weight.name} makes {list(made)} of {list(place.shape)}")
 
 
 def _check_early_reads(watched: WatchedCheckpoint, schema: WeightSchema) -> None:
@@ -194,11 +202,11 @@ def _check_company(family: ModelFamily, checkpoint: Checkpoint, ids: np.ndarray,
 def _check_every_weight_counts(
     family: ModelFamily, checkpoint: Checkpoint, schema: WeightSchema, ids: np.ndarray, whole: np.ndarray
 ) -> None:
-    for name, (weight, layer) in schema.tensor_names(checkpoint.naming).items():
+    for name, place in schema.tensor_names(checkpoint.naming).items():
         changed = WatchedCheckpoint(checkpoint, changed=name)
         if np.array_equal(logits_of(family, changed, ids), whole):
-            where = f" of layer {layer}" if weight.per_layer else ""
-            raise broken("weights", f"{weight.name}{where} is not used: other values in {name} change no logit")
+            where = f" of layer {place.layer}" if place.weight.per_layer else ""
+            raise broken("weights", f"{place.weight.name}{where} is not used: other values in {name} change no logit")
 
 
 def _same_bits(law: str, what: str, got: np.ndarray, want: np.ndarray, start: int = 0) -> None:

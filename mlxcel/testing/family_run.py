@@ -10,7 +10,7 @@ import numpy as np
 
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import ModelFamily
-from mlxcel.core.kv import BLOCK
+from mlxcel.core.kv import KVLayout, ceil_block
 from mlxcel.core.plan import SamplingArrays, StepPlan
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Drawn
@@ -54,14 +54,17 @@ class _Recorder:
         """Nothing was drawn."""
 
 
-def logits_of(family: ModelFamily, checkpoint: Checkpoint, ids: Ids, cuts: Sequence[int] = ()) -> np.ndarray:
+def logits_of(
+    family: ModelFamily, checkpoint: Checkpoint, ids: Ids, cuts: Sequence[int] = (), *, context: int | None = None
+) -> np.ndarray:
     """Logits float32 [T, V] of a lone row of T token ids, fed in one piece, or in pieces that end at `cuts` and at T.
 
-    `cuts` rise and lie inside (0, T). CheckpointError as `parse_config` and the loading of weights raise it.
+    `cuts` rise and lie inside (0, T). `context` is the engine's bound of positions, T where it is left out.
+    CheckpointError as `parse_config` and the loading of weights raise it.
     """
     ends = [*cuts, len(ids)]
     steps = [[Feed(0, start, end)] for start, end in zip([0, *cuts], ends, strict=True)]
-    return logits_of_rows(family, checkpoint, [ids], steps)[0]
+    return logits_of_rows(family, checkpoint, [ids], steps, context=context)[0]
 
 
 def logits_of_rows(
@@ -71,6 +74,7 @@ def logits_of_rows(
     steps: Sequence[Sequence[Feed]],
     *,
     last_only: bool = False,
+    context: int | None = None,
 ) -> list[np.ndarray]:
     """Logits float32 [T, V] of every row, fed as `steps` say: each step runs its feeds together, in their order.
 
@@ -80,13 +84,22 @@ def logits_of_rows(
     config = family.parse_config(checkpoint)
     backend, recorder = NumpyBackend(), _Recorder()
     backend.load(family, config, checkpoint, NoProgress())
-    page_size = -(-max(map(len, rows)) // BLOCK) * BLOCK
-    backend.start(
-        kv_spec=family.kv_spec(config), pages=len(rows), page_size=page_size, slots=len(rows), sampler=recorder
+    longest = max(map(len, rows))
+    layout = KVLayout(
+        spec=family.kv_spec(config),
+        pages=len(rows),
+        page_size=ceil_block(longest),
+        paged=False,
+        slots=len(rows),
+        context=context or longest,
+        chunk=max(feed.end - feed.start for feeds in steps for feed in feeds),
     )
+    backend.start(layout, recorder)
     found: list[list[np.ndarray]] = [[] for _ in rows]
+    turns = np.zeros(len(rows), np.int32)
     for feeds in steps:
-        plan = _plan(rows, feeds, last_only)
+        plan = _plan(rows, feeds, last_only, turns)
+        turns[plan.slots] += 1
         backend.submit(plan)
         if len(recorder.logits) != len(plan.draw_rows):
             raise AssertionError(
@@ -97,7 +110,7 @@ def logits_of_rows(
     return [np.concatenate(parts) for parts in found]
 
 
-def _plan(rows: Sequence[Ids], feeds: Sequence[Feed], last_only: bool) -> StepPlan:
+def _plan(rows: Sequence[Ids], feeds: Sequence[Feed], last_only: bool, turns: np.ndarray) -> StepPlan:
     """One step. Row r lives on page (number of rows - 1 - r), so that no page is its row's own index by chance."""
     lengths = np.array([feed.end - feed.start for feed in feeds], np.int32)
     query_start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -112,6 +125,7 @@ def _plan(rows: Sequence[Ids], feeds: Sequence[Feed], last_only: bool) -> StepPl
         seq_lens=np.array([feed.end for feed in feeds], np.int32),
         page_tables=(len(rows) - 1 - slots)[:, None].astype(np.int32),
         slots=slots,
+        state_copies=turns[slots] % 2,
         sequence_ids=slots.astype(np.int64),
         logits_rows=wanted.astype(np.int32),
         draw_rows=owner[wanted],

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlxcel.core.checkpoint import Checkpoint, TensorInfo
-from mlxcel.core.family import Array, ForwardContext, ModelFamily, WeightSchema
-from mlxcel.core.kv import KVSpec
+from mlxcel.core.family import Array, ForwardContext, ModelFamily, ScanStep, WeightSchema
+from mlxcel.core.kv import KVSpec, RecurrentKV
 
 SMALL = 4096
 """Most values of a tensor outside the schema that `parse_config` may read: a parameter, such as one divisor a pair."""
@@ -117,25 +117,35 @@ class WatchedContext:
         self._schema = schema
         self._kv = kv
         self._layer: Any = None
-        self._attended: Counter[Any] = Counter()
+        self._touched: Counter[Any] = Counter()
         self._selected: int | None = None
 
     @property
     def xp(self) -> Any:
         return self._ctx.xp
 
+    @property
+    def context(self) -> int:
+        return self._ctx.context
+
     def embed(self, weight: str = "embed") -> Array:
         self._ask("embed", weight, "embedding", None)
         return self._ctx.embed(weight)
 
-    def for_layers(self, body: Callable[[Any, Array], Array], x: Array) -> Array:
-        def watched(layer: Any, x: Array) -> Array:
+    def for_layers(self, body: Callable[..., Array], x: Array, kinds: Sequence[Any] | None = None) -> Array:
+        def watched(layer: Any, x: Array, *kind: Any) -> Array:
             self._layer = layer
-            return body(layer, x)
+            return body(layer, x, *kind)
 
-        x = self._ctx.for_layers(watched, x)
+        if kinds is not None and len(kinds) != self._schema.layers:
+            raise broken("layers", f"for_layers gets {len(kinds)} kinds, the schema has {self._schema.layers} layers")
+        x = self._ctx.for_layers(watched, x, kinds)
         self._layer = None
         return x
+
+    def weight(self, name: str, *, layer: Any = None) -> Array:
+        self._ask("weight", name, "array", layer)
+        return self._ctx.weight(name, layer=layer)
 
     def rms_norm(self, x: Array, weight: str, *, layer: Any = None, eps: float, offset: float = 0.0) -> Array:
         self._ask("rms_norm", weight, "norm", layer)
@@ -164,9 +174,11 @@ class WatchedContext:
             )
         return self._ctx.rope(x, frequencies, scale=scale)
 
-    def attend(self, q: Array, k: Array, v: Array, *, layer: Any, scale: float) -> Array:
+    def attend(self, q: Array, k: Array, v: Array, *, layer: Any, scale: float, softcap: float = 0.0) -> Array:
         self._layer_is("attend", layer)
         kv = self._kv.layers[layer]
+        if isinstance(kv, RecurrentKV):
+            raise broken("KV", f"layer {layer} calls attend, its KV spec says {kv}")
         if k.shape[1:] != (kv.kv_heads, kv.k_dim) or v.shape[1:] != (kv.kv_heads, kv.v_dim):
             raise broken(
                 "KV",
@@ -174,8 +186,57 @@ class WatchedContext:
             )
         if q.shape[1] % kv.kv_heads or q.shape[2] != kv.k_dim:
             raise broken("KV", f"layer {layer} asks with q [T, {q.shape[1:]}] of KV that is {kv}")
-        self._attended[layer] += 1
-        return self._ctx.attend(q, k, v, layer=layer, scale=scale)
+        self._touched[layer] += 1
+        return self._ctx.attend(q, k, v, layer=layer, scale=scale, softcap=softcap)
+
+    def state_scan(self, step: ScanStep, inputs: tuple[Array, ...], *, layer: Any) -> Array:
+        self._layer_is("state_scan", layer)
+        kv = self._kv.layers[layer]
+        if not isinstance(kv, RecurrentKV):
+            raise broken("KV", f"layer {layer} calls state_scan, its KV spec says {kv}")
+
+        def watched(state: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
+            state, y = step(state, values)
+            if tuple(array.shape for array in state) != kv.shapes:
+                raise broken("KV", f"layer {layer} keeps state of {[a.shape for a in state]}, its KV spec says {kv}")
+            return state, y
+
+        self._touched[layer] += 1
+        return self._ctx.state_scan(watched, inputs, layer=layer)
+
+    def moe(
+        self,
+        x: Array,
+        router_logits: Array,
+        *,
+        layer: Any,
+        top_k: int,
+        activation: str,
+        renormalise: bool,
+        gate: str = "expert_gate",
+        up: str = "expert_up",
+        down: str = "expert_down",
+    ) -> Array:
+        for name in (gate, up, down):
+            self._ask("moe", name, "experts", layer)
+        experts = self._schema[gate].shape[0]
+        if router_logits.shape != (len(x), experts) or not 1 <= top_k <= experts:
+            raise broken(
+                "experts",
+                f"layer {layer} chooses {top_k} experts by logits {list(router_logits.shape)}, "
+                f"wanted {[len(x), experts]} and 1 to {experts}",
+            )
+        return self._ctx.moe(
+            x,
+            router_logits,
+            layer=layer,
+            top_k=top_k,
+            activation=activation,
+            renormalise=renormalise,
+            gate=gate,
+            up=up,
+            down=down,
+        )
 
     def gated(self, gate: Array, up: Array, activation: str) -> Array:
         return self._ctx.gated(gate, up, activation)
@@ -197,14 +258,15 @@ class WatchedContext:
         return self._ctx.unembed(x, weight)
 
     def finish(self, logits: Array) -> None:
-        """After a forward: its logits, and one attend for each layer."""
+        """After a forward: its logits, and one use of the KV for each layer."""
         if logits.shape[:1] != (self._selected,) or logits.ndim != 2 or logits.dtype != np.float32:
             raise broken(
                 "rows", f"forward returns {logits.dtype} {list(logits.shape)}, wanted float32 [{self._selected}, V]"
             )
         for layer in range(self._schema.layers):
-            if self._attended[layer] != 1:
-                raise broken("KV", f"layer {layer} calls attend {self._attended[layer]} times, wanted once")
+            op = "state_scan" if isinstance(self._kv.layers[layer], RecurrentKV) else "attend"
+            if self._touched[layer] != 1:
+                raise broken("KV", f"layer {layer} calls {op} {self._touched[layer]} times, wanted once")
 
     def _ask(self, op: str, name: str, role: str, layer: Any) -> None:
         weight = next((weight for weight in self._schema.weights if weight.name == name), None)
@@ -214,6 +276,10 @@ class WatchedContext:
             raise broken("weights", f"{op} asks for {name!r}, whose role is {weight.role!r} and must be {role!r}")
         if weight.per_layer:
             self._layer_is(f"{op} of {name!r}", layer)
+            if not weight.in_layer(layer):
+                raise broken(
+                    "weights", f"{op} asks for {name!r} in layer {layer}, the schema has it in {weight.layers}"
+                )
         elif layer is not None:
             raise broken("weights", f"{op} of {name!r} gets layer={layer}, but the weight is outside the layers")
 

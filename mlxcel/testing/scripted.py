@@ -14,14 +14,15 @@ import numpy as np
 
 from mlxcel.core.backend import BackendCaps, Level
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.engine import Engine, EngineSettings
+from mlxcel.core.engine import Engine
 from mlxcel.core.family import ModelFamily
 from mlxcel.core.finish import FinishStep
-from mlxcel.core.kv import FullKV, KVSpec, KVStore
+from mlxcel.core.kv import FullKV, KVLayout, KVSpec, KVStore
 from mlxcel.core.observe import Observer, Observers
 from mlxcel.core.plan import StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
+from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.plugins.finish.standard import StandardFinish
@@ -84,7 +85,7 @@ class ScriptedBackend:
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         """A script has no weights."""
 
-    def start(self, *, kv_spec: KVSpec, pages: int, page_size: int, slots: int, sampler: Sampler) -> None:
+    def start(self, layout: KVLayout, sampler: Sampler) -> None:
         self._sampler = sampler
 
     def open(self, slot: int, spec: SequenceSpec) -> None:

@@ -7,13 +7,8 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-from mlxcel.core.kv import BLOCK, KVSpec, KVStats
+from mlxcel.core.kv import KVSpec, KVStats, ceil_block
 from mlxcel.errors import CapacityError, UnknownSequence
-
-
-def ceil_block(positions: int) -> int:
-    """`positions` rounded up to whole attention blocks, so that no page ends inside one."""
-    return -(-positions // BLOCK) * BLOCK
 
 
 @attrs.define
@@ -28,6 +23,7 @@ class DenseKV:
     """`slots` pages, each as long as the context. A row takes a page and may fill `capacity` positions of it."""
 
     name = "dense"
+    paged = False
 
     def __init__(self, *, kv_spec: KVSpec, slots: int, context: int, page_size: int) -> None:
         """`page_size` is the paged stores' and means nothing here: a page is the context, in whole blocks."""

@@ -1,0 +1,31 @@
+"""The bounds of an engine."""
+
+from __future__ import annotations
+
+import attrs
+
+from mlxcel.core.kv import KVLayout, KVSpec, KVStore
+
+
+@attrs.frozen
+class EngineSettings:
+    """`vocab` is V, `context` N (positions a row may hold), `slots` the most rows open at once, `chunk` the most tokens
+    of a piece where a layer keeps a window of positions (spec V10)."""
+
+    vocab: int
+    context: int
+    slots: int
+    chunk: int = 2048
+    max_consecutive_faults: int = 8
+
+    def layout(self, spec: KVSpec, kv: KVStore) -> KVLayout:
+        """What a backend makes its KV arrays from."""
+        return KVLayout(
+            spec=spec,
+            pages=kv.num_pages,
+            page_size=kv.page_size,
+            paged=kv.paged,
+            slots=self.slots,
+            context=self.context,
+            chunk=self.chunk,
+        )
