@@ -10,12 +10,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
 from mlxcel.core.checkpoint import TensorInfo
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.formats.detect import PICKLE_SUFFIXES
 from mlxcel.plugins.formats.floats import dominant_type
 from mlxcel.plugins.formats.json_file import MAX_BYTES, read_json_object
+from mlxcel.plugins.formats.refusals import refuse_packed, refuse_quantised
 from mlxcel.plugins.formats.shard_index import choose_shards
+from mlxcel.plugins.formats.text_tower import find_tower, text_model_config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +39,9 @@ class SafetensorsCheckpoint:
 
     Which files count: an index whose every tensor is where it says is obeyed and other files are ignored; without such
     an index all `*.safetensors` of the folder are taken together, and a tensor that lies in two of them is an error.
-    Raises CheckpointError for a missing or damaged config.json, a damaged or missing shard, and pickled weights.
+    Of a multimodal wrapper the text model is seen as if it lay there alone, the other tensors under their own names.
+    Raises CheckpointError for a missing or damaged config.json, a damaged or missing shard, quantised weights, a model
+    that is no decoder, and pickled weights.
     """
 
     format = "safetensors"
@@ -47,7 +53,8 @@ class SafetensorsCheckpoint:
         shards = shard_files(path)
         if not shards:
             refuse_without_shards(path)
-        self.config: Mapping[str, Any] = MappingProxyType(read_config(path))
+        config = text_model_config(read_config(path), str(path / "config.json"))
+        self.config: Mapping[str, Any] = MappingProxyType(config)
         model_type = self.config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise CheckpointError(
@@ -56,10 +63,14 @@ class SafetensorsCheckpoint:
             )
         self.architecture: str = model_type
         refuse_quantised(path, self.config)
-        self._shards: dict[str, Shard] | None = choose_shards(path, shards)
+        found = choose_shards(path, shards, config)
+        tower = find_tower(found, config, str(path))
+        self._own = tower.seen_names(found, str(path))
+        self._shards: dict[str, Shard] | None = found
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: shard.tensors[name] for name, shard in self._shards.items()}
+            {seen: attrs.evolve(found[own].tensors[own], name=seen) for seen, own in self._own.items()}
         )
+        refuse_packed(path, {seen: self.tensors[seen] for seen, own in self._own.items() if tower.holds(own)})
         self.assets: Mapping[str, Any] = MappingProxyType(read_assets(path))
 
     @property
@@ -69,7 +80,8 @@ class SafetensorsCheckpoint:
     def read(self, name: str, out: np.ndarray | None = None) -> np.ndarray:
         if self._shards is None:
             raise ValueError(f"{self.path} is closed")
-        return self._shards[name].read(name, out)
+        own = self._own[name]
+        return self._shards[own].read(own, out)
 
     def close(self) -> None:
         self._shards = None  # each map goes with its last view
@@ -122,18 +134,6 @@ def read_config(path: Path) -> dict[str, Any]:
             hint="download the config.json that belongs to the weights into the same folder",
         )
     return read_json_object(path / "config.json")
-
-
-def refuse_quantised(path: Path, config: Mapping[str, Any]) -> None:
-    """Packed integers would look like weights of odd shapes to everything behind this reader."""
-    for key in ("quantization_config", "quantization"):
-        settings = config.get(key)
-        if settings:
-            method = settings.get("quant_method", settings) if isinstance(settings, dict) else settings
-            raise CheckpointError(
-                f"{path / 'config.json'}: the weights are quantised ({key}: {str(method)[:80]}), which is not read",
-                hint="take the float checkpoint, or a GGUF in Q8_0, Q4_0 or Q4_1",
-            )
 
 
 def read_assets(path: Path) -> dict[str, Any]:
