@@ -33,6 +33,7 @@ from mlxcel.text.chat_template import ChatTemplate, select_template
 from mlxcel.text.detokeniser import Detokeniser
 from mlxcel.text.end_ids import EndIds, end_ids
 from mlxcel.text.generation_config import GenerationDefaults
+from mlxcel.unused_tensors import unused_line, unused_tensors
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
@@ -248,6 +249,8 @@ def _assemble(
         sha256=_sha256(found),
         vocab=vocab,
     )
+    if unused := unused_tensors(family.schema(model_config), checkpoint):
+        log.info("%s", unused_line(unused))
     log.info("model: %s", ", ".join(f"{name}={value}" for name, value in attrs.asdict(facts).items()))
     log.info("KV: %d pages of %d positions, at most %d bytes", kv.num_pages, kv.page_size, kv_bytes(context.positions))
     return {
