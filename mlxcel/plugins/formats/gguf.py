@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GgufCheckpoint:
-    """A `Checkpoint` over a little-endian GGUF file of version 2 or 3 with F32, F16, BF16, Q8_0, Q4_0 or Q4_1 tensors.
+    """A `Checkpoint` over a little-endian GGUF file of version 2 or 3 whose tensors are all of `READABLE_TYPES`.
 
     Raises CheckpointError when the file is damaged, truncated, one part of a split, big-endian, or holds a tensor of
     another type; nothing is allocated for a number that the file itself cannot back.

@@ -1,14 +1,4 @@
-"""Block formats of ggml: their names, their sizes, and back to float32.
-
-A quantised row is a run of blocks of 32 weights. `d` is the block's scale and `m` its minimum, both IEEE half:
-
-    Q8_0   d, int8 q[32]            w = d * q
-    Q4_0   d, nibbles q[32]         w = d * (q - 8)
-    Q4_1   d, m, nibbles q[32]      w = d * q + m
-
-Byte i of the nibbles holds weight i in its low half and weight i + 16 in its high half. Products and sums are float32,
-in this order. Source: ggml's `ggml-common.h` (layout) and `ggml-quants.c` (`dequantize_row_*`).
-"""
+"""The types of ggml: their numbers and names, and the blocks of those that this reader widens to float32."""
 
 from __future__ import annotations
 
@@ -19,42 +9,16 @@ import attrs
 import numpy as np
 
 from mlxcel.plugins.formats.floats import BLOCK_ELEMENTS, FLOATS, Widen
-
-BLOCK: Final = 32
-
-
-def from_q8_0(raw: np.ndarray, out: np.ndarray) -> None:
-    """raw [34n] uint8; out [32n] float32."""
-    blocks, values = raw.reshape(-1, 34), out.reshape(-1, BLOCK)
-    values[...] = blocks[:, 2:].view(np.int8)
-    values *= _halves(blocks, 0)
-
-
-def from_q4_0(raw: np.ndarray, out: np.ndarray) -> None:
-    """raw [18n] uint8; out [32n] float32."""
-    blocks, values = raw.reshape(-1, 18), out.reshape(-1, BLOCK)
-    _nibbles(blocks[:, 2:], values)
-    values -= np.float32(8)
-    values *= _halves(blocks, 0)
-
-
-def from_q4_1(raw: np.ndarray, out: np.ndarray) -> None:
-    """raw [20n] uint8; out [32n] float32."""
-    blocks, values = raw.reshape(-1, 20), out.reshape(-1, BLOCK)
-    _nibbles(blocks[:, 4:], values)
-    values *= _halves(blocks, 0)
-    values += _halves(blocks, 2)
-
-
-def _halves(blocks: np.ndarray, at: int) -> np.ndarray:
-    """The half at byte `at` of each block, as float32 [n, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: np.ndarray, values: np.ndarray) -> None:
-    """packed [n, 16] uint8 to values [n, 32] float32 in 0 to 15."""
-    values[:, :16] = packed & 15
-    values[:, 16:] = packed >> 4
+from mlxcel.plugins.formats.gguf_small import (
+    BLOCK,
+    from_iq4_nl,
+    from_q4_0,
+    from_q4_1,
+    from_q5_0,
+    from_q5_1,
+    from_q8_0,
+)
+from mlxcel.plugins.formats.gguf_super import SUPER_BLOCK, from_q2_k, from_q3_k, from_q4_k, from_q5_k, from_q6_k
 
 
 @attrs.frozen
@@ -69,16 +33,26 @@ class BlockType:
     def dequantise(self, raw: np.ndarray, out: np.ndarray) -> None:
         """raw [bytes] uint8 to out [elements] float32, both whole blocks, a bounded run of blocks at a time."""
         run = BLOCK_ELEMENTS // self.elements
-        for start in range(0, out.size // self.elements, run):
-            stop = start + run
-            self.widen(raw[start * self.nbytes : stop * self.nbytes], out[start * self.elements : stop * self.elements])
+        with np.errstate(invalid="ignore"):  # a scale of infinity or NaN is the file's own and comes through as it is
+            for start in range(0, out.size // self.elements, run):
+                stop = start + run
+                packed = raw[start * self.nbytes : stop * self.nbytes]
+                self.widen(packed, out[start * self.elements : stop * self.elements])
 
 
 _READABLE: Final = (
     *(BlockType(name, 1, nbytes, widen) for name, (nbytes, widen) in FLOATS.items()),
     BlockType("Q4_0", BLOCK, 18, from_q4_0),
     BlockType("Q4_1", BLOCK, 20, from_q4_1),
+    BlockType("Q5_0", BLOCK, 22, from_q5_0),
+    BlockType("Q5_1", BLOCK, 24, from_q5_1),
     BlockType("Q8_0", BLOCK, 34, from_q8_0),
+    BlockType("IQ4_NL", BLOCK, 18, from_iq4_nl),
+    BlockType("Q2_K", SUPER_BLOCK, 84, from_q2_k),
+    BlockType("Q3_K", SUPER_BLOCK, 110, from_q3_k),
+    BlockType("Q4_K", SUPER_BLOCK, 144, from_q4_k),
+    BlockType("Q5_K", SUPER_BLOCK, 176, from_q5_k),
+    BlockType("Q6_K", SUPER_BLOCK, 210, from_q6_k),
 )
 
 TYPE_NAMES: Final = (
