@@ -180,7 +180,14 @@ GEMMA_CASES = {
         80,
     ),
     "gemma3-seven-layers": Case(
-        gemma(3, **GEMMA3, num_hidden_layers=7, sliding_window_pattern=6, query_pre_attn_scalar=24), 80
+        gemma(
+            3,
+            **GEMMA3 | {"rope_local_base_freq": 20000.0},
+            num_hidden_layers=7,
+            sliding_window_pattern=6,
+            query_pre_attn_scalar=24,
+        ),
+        80,
     ),
     "gemma3-defaults": Case(
         gemma(3, num_hidden_layers=7, rope_theta=1000000.0, rope_local_base_freq=10000.0, query_pre_attn_scalar=24), 80
