@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import provenance
 
 from mlxcel.core.engine import Engine
 from mlxcel.core.family import WeightSchema
@@ -112,20 +110,6 @@ def peak_memory(path: Path) -> tuple[int, int]:
     return peak, weights
 
 
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
-
-
-def machine() -> str:
-    """The processor's own name where the system tells it, and how many of its cores this process may use."""
-    described = Path("/proc/cpuinfo")
-    lines = described.read_text().splitlines() if described.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def measure(path: Path, steps: int, rounds: int) -> dict[str, Any]:
     peak, weights = peak_memory(path)
     engine, backend, schema, vocab = open_engine(path)
@@ -142,11 +126,7 @@ def measure(path: Path, steps: int, rounds: int) -> dict[str, Any]:
     shares = [floor / decode for floor, decode in zip(floors, decodes, strict=True)]
     return {
         "model": path.name,
-        "machine": machine(),
-        "load_average": os.getloadavg(),  # of the last minute, 5 and 15: what else ran beside it
-        "python": platform.python_version(),
-        "numpy": version("numpy"),
-        "commit": commit(),
+        **provenance(),
         "rounds": rounds,
         "steps": steps,
         "decode_ms": [1e3 * value for value in decodes],
