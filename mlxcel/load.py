@@ -116,7 +116,8 @@ def load_model(
     clock: Callable[[], float] = time.monotonic,
 ) -> LoadedModel:
     """Everything of `config` that names something is looked up before the model is; then the model is found, fetched
-    where it has to be, and loaded. `say` gets lines for people: the backend and why, a context that was lowered.
+    where it has to be, and loaded. `say` gets lines for people: the backend and why, a licence that asks something, a
+    context that was lowered.
 
     Raises the errors of mlxcel/errors.py; nothing stays open then.
     """
@@ -126,7 +127,12 @@ def load_model(
     with ExitStack() as held:
         store = ModelStore(config.store_root)
         found = resolve_model(
-            config.model, sources=manager.model_sources(), store=store, offline=config.offline, progress=timed
+            config.model,
+            sources=manager.model_sources(),
+            store=store,
+            offline=config.offline,
+            progress=timed,
+            say=say,
         )
         if found.stored is not None:
             held.enter_context(store.use(found.stored.name))

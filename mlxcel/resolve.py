@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import attrs
 
 from mlxcel.core.source import ModelSource, NoProgress, Progress
 from mlxcel.errors import CheckpointError, DownloadError, UnknownModel, UsageError
-from mlxcel.store import ModelStore, StoredModel
+from mlxcel.store import HubName, ModelStore, StoredModel
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[^/\s]+)?")
 
 
 @attrs.frozen
@@ -36,30 +34,29 @@ def resolve_model(
     store: ModelStore,
     offline: bool,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> ResolvedModel:
-    """The first that matches: an existing path, a registered name (fetched where it has to be), a name in the store.
+    """The first that matches: an existing path, a registered name (fetched where it has to be), a name in the store,
+    a model of Hugging Face (fetched).
 
-    A model that is in the store costs no network call. Raises UnknownModel; CheckpointError for files that only
-    unpickling could read (never opened); DownloadError where the model cannot be had, or may not with `offline`.
+    A model that is in the store costs no network call. `say` is told the notice of a licence before anything is
+    fetched. Raises UnknownModel; CheckpointError for files that only unpickling could read (never opened);
+    DownloadError where the model cannot be had, or may not with `offline`.
     """
     if os.path.isdir(name_or_path) or os.path.isfile(name_or_path):
         _refuse_pickles(name_or_path)
         path = Path(name_or_path)
         return ResolvedModel(path, _served_name(path), "path", None)
-    stored = store.get(name_or_path)
-    source = sources.get(name_or_path)
+    name = stored_name(name_or_path)
+    stored, source = store.get(name), sources.get(name)
     if source is not None and stored is None:
         stored = store.adopt(source, progress)
-    if stored is not None and (damage := stored.damage()) is None:
-        return ResolvedModel(stored.path, stored.name, stored.source, stored)
-    if source is None:
-        if stored is not None:
-            raise _damaged(stored, damage)
-        raise unknown_model(name_or_path, sources=sources, store=store)
-    if offline:
-        raise _offline(source, store) if stored is None else _damaged(stored, damage)
-    path = store.fetch(source, progress)
-    return ResolvedModel(path, source.name, source.fetch, store.get(source.name))
+    damage = None if stored is None else stored.damage()
+    if stored is not None and damage is None:
+        return ResolvedModel(stored.path, _last_part(stored.name), stored.source, stored)
+    wanted = _to_fetch(name, stored, damage, sources=sources, store=store, offline=offline)
+    path = store.fetch(wanted, progress, say=say)
+    return ResolvedModel(path, _last_part(wanted.name), wanted.fetch, store.get(wanted.name))
 
 
 def download_model(
@@ -70,28 +67,66 @@ def download_model(
     offline: bool,
     force: bool = False,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """The path of a model that is in the store and verified when this returns, fetched where it has to be.
 
     Raises what `resolve_model` and `ModelStore.fetch` raise; a path is no name here.
     """
-    source, stored = sources.get(name), store.get(name)
     if offline and force:
         raise UsageError("--force fetches, and --offline forbids it", hint="leave one of them out")
-    if source is not None and not offline:
-        return store.fetch(source, progress, force=force)
+    name = stored_name(name)
+    stored, source = store.get(name), sources.get(name)
+    if source is not None and _may_be_fetched(source, offline):
+        return store.fetch(source, progress, force=force, say=say)
     if source is not None and stored is None:
         stored = store.adopt(source, progress)
-        if stored is None:
-            raise _offline(source, store)
-        return stored.path
-    if stored is None:
-        raise unknown_model(name, sources=sources, store=store)
-    if force:
+    if force and stored is not None and HubName.parse(name) is None:
         raise UsageError(f"{name!r} cannot be fetched again: no plugin registers it", hint="leave --force out")
-    if (damage := store.verify(stored, progress or NoProgress())) is not None:
+    damage = None if stored is None or force else store.verify(stored, progress or NoProgress())
+    if stored is not None and not force and damage is None:
+        return stored.path
+    wanted = _to_fetch(name, stored, damage, sources=sources, store=store, offline=offline)
+    return store.fetch(wanted, progress, force=force, say=say)
+
+
+def stored_name(name: str) -> str:
+    """What the store calls a model: names of Hugging Face have several spellings."""
+    hub = HubName.parse(name)
+    return name if hub is None else hub.text
+
+
+def _may_be_fetched(source: ModelSource, offline: bool) -> bool:
+    return not offline or source.bytes == 0  # nothing of it comes over the network
+
+
+def _to_fetch(
+    name: str,
+    stored: StoredModel | None,
+    damage: str | None,
+    *,
+    sources: Mapping[str, ModelSource],
+    store: ModelStore,
+    offline: bool,
+) -> ModelSource:
+    """The source of a model that the store lacks, or holds damaged; else an error that says why there is none."""
+    source = sources.get(name)
+    if source is not None and _may_be_fetched(source, offline):
+        return source
+    hub = HubName.parse(name) if source is None else None
+    if hub is not None and not offline:
+        from mlxcel.plugins.sources.hub import Hub
+
+        try:
+            return Hub().find(hub)
+        except UnknownModel as error:
+            known = [*sources, *(model.name for model in store.list())]
+            raise UnknownModel(error.message, hint=f"{error.hint}; {near_names(name, sorted(set(known)))}") from error
+    if stored is not None:
         raise _damaged(stored, damage)
-    return stored.path
+    if source is not None or hub is not None:
+        raise _offline(name, store)
+    raise unknown_model(name, sources=sources, store=store)
 
 
 def unknown_model(name: str, *, sources: Mapping[str, ModelSource], store: ModelStore) -> UnknownModel:
@@ -99,11 +134,6 @@ def unknown_model(name: str, *, sources: Mapping[str, ModelSource], store: Model
     _refuse_pickles(name)
     known = sorted({*sources, *(model.name for model in store.list())})
     names = near_names(name, known)
-    if _HUB_ID.fullmatch(name) and not name.startswith("."):
-        return UnknownModel(
-            f"{name!r} is no path here, and models of Hugging Face cannot be named yet",
-            hint=f"download the model with another tool and name its local folder; {names}",
-        )
     if os.path.lexists(name) and not os.path.exists(name):
         return UnknownModel(f"{name!r} is a link to nothing", hint=f"name what it should lead to; {names}")
     if os.path.isfile(name) or os.path.isdir(name):
@@ -134,6 +164,12 @@ def _served_name(path: Path) -> str:
     return name.removesuffix(".gguf") or str(path)
 
 
+def _last_part(name: str) -> str:
+    """What a model is served as: the repository's own name, for one of Hugging Face."""
+    hub = HubName.parse(name)
+    return name if hub is None else hub.name
+
+
 def _damaged(stored: StoredModel, damage: str | None) -> DownloadError:
     return DownloadError(
         f"the stored model {stored.name} is damaged: {damage}",
@@ -141,9 +177,9 @@ def _damaged(stored: StoredModel, damage: str | None) -> DownloadError:
     )
 
 
-def _offline(source: ModelSource, store: ModelStore) -> DownloadError:
+def _offline(name: str, store: ModelStore) -> DownloadError:
     return DownloadError(
-        f"{source.name} is not in the model store {store.root}, and offline nothing is fetched",
-        hint=f"run `mlxcel download {source.name}` without --offline; or name a model of your own with -m PATH; "
+        f"{name} is not in the model store {store.root}, and offline nothing is fetched",
+        hint=f"run `mlxcel download {name}` without --offline; or name a model of your own with -m PATH; "
         "or set MLXCEL_MODELS_DIR to a store that has it",
     )

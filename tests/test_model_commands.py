@@ -28,6 +28,7 @@ class Context:
     sources: Mapping[str, ModelSource]
     offline: bool = False
     told: Recorder = attrs.field(factory=Recorder)
+    said: list[str] = attrs.field(factory=list)
 
     @property
     def config(self) -> Context:
@@ -41,6 +42,9 @@ class Context:
 
     def progress(self) -> Recorder:
         return self.told
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
 
 
 @pytest.fixture
@@ -78,9 +82,9 @@ def test_download_verifies_and_force_fetches(context: Context, monkeypatch: pyte
 def test_list_shows_stored_models_and_registered_names(context: Context) -> None:
     run(mlxcel.cli.download, context, "tiny")
     header, tiny, other = run(mlxcel.cli.list, context).stdout.splitlines()
-    assert header.split() == ["NAME", "SIZE", "FORMAT", "QUANTISATION", "SOURCE", "FETCHED"]
-    assert tiny.split()[:6] == ["tiny", "307.2", "kB", "gguf", "Q4_1", "source_of_tiny:fetch"]
-    assert other.split() == ["other", "1.0", "kB", "gguf", "Q4_1", "source_of_other:fetch", "not", "fetched"]
+    assert header.split() == ["NAME", "SIZE", "FORMAT", "QUANTISATION", "LICENCE", "SOURCE", "FETCHED"]
+    assert tiny.split()[:7] == ["tiny", "307.2", "kB", "gguf", "Q4_1", "MIT", "source_of_tiny:fetch"]
+    assert other.split() == ["other", "1.0", "kB", "gguf", "Q4_1", "MIT", "source_of_other:fetch", "not", "fetched"]
     assert header.index("SIZE") == tiny.index("307.2") == other.index("1.0 kB")
 
 
@@ -98,6 +102,7 @@ def test_list_json(context: Context) -> None:
         "quantisation": "Q4_1",
         "source": "source_of_other:fetch",
         "license": "MIT",
+        "revision": None,
         "fetched": None,
         "path": None,
         "damage": None,

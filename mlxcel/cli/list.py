@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @attrs.frozen
 class Row:
     """A line of the table; its fields are the keys of --json. `size` is on disk, in bytes, `download_size` over the
-    network; `fetched` is null for a model that is not in the store, `damage` for one with nothing wrong."""
+    network; `revision` is the commit of a model of Hugging Face; `fetched` is null for a model that is not in the
+    store, `damage` for one with nothing wrong."""
 
     name: str
     size: int | None
@@ -29,6 +30,7 @@ class Row:
     quantisation: str | None
     source: str
     license: str
+    revision: str | None
     fetched: str | None
     path: str | None
     damage: str | None
@@ -57,12 +59,12 @@ def model_rows(store: ModelStore, sources: Mapping[str, ModelSource]) -> list[Ro
 
 def table(rows: Iterable[Row]) -> list[str]:
     """The rows as text in columns."""
-    cells = [("NAME", "SIZE", "FORMAT", "QUANTISATION", "SOURCE", "FETCHED")]
+    cells = [("NAME", "SIZE", "FORMAT", "QUANTISATION", "LICENCE", "SOURCE", "FETCHED")]
     for row in rows:
         size = row.size if row.size is not None else row.download_size
         fetched = "damaged" if row.damage else row.fetched or "not fetched"
         shown = "-" if size is None else format_bytes(size)
-        cells.append((row.name, shown, row.format or "-", row.quantisation or "-", row.source, fetched))
+        cells.append((row.name, shown, row.format or "-", row.quantisation or "-", row.license, row.source, fetched))
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
@@ -76,6 +78,7 @@ def _stored_row(model: StoredModel, source: ModelSource | None) -> Row:
         quantisation=model.quantisation,
         source=model.source,
         license=model.license,
+        revision=model.revision,
         fetched=model.fetched,
         path=str(model.path),
         damage=model.damage(),
@@ -92,6 +95,7 @@ def _source_row(source: ModelSource) -> Row:
         quantisation=file_quantisation(names),
         source=source.fetch,
         license=source.license,
+        revision=source.revision,
         fetched=None,
         path=None,
         damage=None,

@@ -8,7 +8,7 @@ from mlxcel.core.named import Named
 from mlxcel.core.source import ModelSource
 from mlxcel.core.tokenizer import TokenizerSpec
 from mlxcel.plugins.hookspecs import hookimpl
-from mlxcel.plugins.sources import smollm2, tiny
+from mlxcel.plugins.sources import gemma3, smollm2, tiny
 
 
 @hookimpl
@@ -46,7 +46,7 @@ def mlxcel_tokenizers() -> list[TokenizerSpec]:
 
 @hookimpl
 def mlxcel_model_sources() -> list[ModelSource]:
-    return [smollm2.SOURCE, tiny.SOURCE]
+    return [smollm2.SOURCE, gemma3.SOURCE, tiny.SOURCE]
 
 
 @hookimpl

@@ -55,12 +55,13 @@ def _told(error: OSError, source: ModelSource, root: Path) -> tuple[str, str | N
 
 
 def _ways_on(step: str | None, source: ModelSource, folder: Path, obtain: str | None = None) -> str:
-    by_hand = (
-        f"put {', '.join(file.name for file in source.files)} into {folder} and try again: it is only verified then"
-    )
+    by_hand = None
+    if all(file.sha256 is not None for file in source.files) and source.revision is None:  # known without a network
+        names = ", ".join(file.name for file in source.files)
+        by_hand = f"put {names} into {folder} and try again: it is only verified then"
     ways = (
         step,
-        f"{by_hand} ({obtain})" if obtain else by_hand,
+        f"{by_hand} ({obtain})" if obtain and by_hand else by_hand or obtain,
         "name a model of your own with -m PATH",
         "set MLXCEL_MODELS_DIR to another model store",
     )

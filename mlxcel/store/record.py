@@ -12,10 +12,16 @@ from typing import Any
 
 import attrs
 
+from mlxcel.store.hub_name import HubName
+
 RECORD = "mlxcel-model.json"
 _RECORD_LIMIT = 16 << 20  # bytes; a record names files, so one beyond this is damaged
 _FORMATS = {".gguf": "gguf", ".safetensors": "safetensors"}
-_QUANTISATION = re.compile(r"[.-]((?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32))\.gguf$", re.IGNORECASE)
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_LONGEST_FOLDER = 255  # bytes that file systems take
+_QUANTISATION = re.compile(
+    r"[.-]((?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32))(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE
+)
 
 
 @attrs.frozen
@@ -29,7 +35,8 @@ class StoredFile:
 
 @attrs.frozen
 class StoredModel:
-    """What the store knows of a model. `fetched` is the time in UTC, ISO 8601."""
+    """What the store knows of a model. `fetched` is the time in UTC, ISO 8601; `revision` the commit, where there is
+    one."""
 
     name: str
     folder: Path
@@ -37,6 +44,7 @@ class StoredModel:
     license: str
     fetched: str
     files: tuple[StoredFile, ...]
+    revision: str | None = None
 
     @property
     def path(self) -> Path:
@@ -69,6 +77,16 @@ class StoredModel:
         return None
 
 
+def folder_of(name: str) -> str | None:
+    """The folder in the store of a model of this name; None for what can be no name there."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    hub = HubName.parse(name)
+    if hub is None or hub.text != name or len(hub.folder) > _LONGEST_FOLDER:
+        return None
+    return hub.folder
+
+
 def file_format(names: Iterable[str]) -> str | None:
     """The weights' format, by the files' suffixes."""
     return next((_FORMATS[suffix] for name in names if (suffix := Path(name).suffix) in _FORMATS), None)
@@ -87,6 +105,7 @@ def write_record(model: StoredModel) -> None:
             "source": model.source,
             "license": model.license,
             "fetched": model.fetched,
+            "revision": model.revision,
             "files": [attrs.asdict(file) for file in model.files],
         },
         indent=2,
@@ -119,11 +138,13 @@ def _structure(raw: Any, folder: Path) -> StoredModel | None:
     texts = ("name", "source", "license", "fetched")
     if not isinstance(raw, dict) or not all(isinstance(raw.get(key), str) for key in texts):
         return None
-    files = raw.get("files")
-    if raw["name"] != folder.name or not isinstance(files, list) or not files or not all(map(_is_file, files)):
+    files, revision = raw.get("files"), raw.get("revision")
+    if folder_of(raw["name"]) != folder.name or not isinstance(revision, str | None):
+        return None
+    if not isinstance(files, list) or not files or not all(map(_is_file, files)):
         return None
     stored = tuple(StoredFile(file["name"], file["size"], file["sha256"]) for file in files)
-    return StoredModel(raw["name"], folder, raw["source"], raw["license"], raw["fetched"], stored)
+    return StoredModel(raw["name"], folder, raw["source"], raw["license"], raw["fetched"], stored, revision)
 
 
 def _is_file(raw: Any) -> bool:

