@@ -24,6 +24,10 @@ Rope scaling, on any of them but gemma2 and phi3: `linear` and `yarn` are rope.s
 yarn adds rope.scaling.original_context_length, yarn_beta_fast and yarn_beta_slow where the config has them, and its
 factor on cosine and sine is 0.1 ln(factor) + 1; llama3 is the tensor rope_freqs.weight [d / 2] that divides the
 frequencies, and no key; dynamic is not stored.
+
+llama.cpp itself (the build in cyllama 0.2.18) computed the vectors' logits from these files to 4e-4 and better, with
+three exceptions of its own: gemma's to 2e-3, since its gelu is a float16 table; phi3's window, which it ignores; and
+yarn_beta_fast and yarn_beta_slow, which it reads for a few other architectures and here as an option.
 """  # noqa: E501 — a row of a table is one line
 
 from __future__ import annotations
@@ -72,7 +76,9 @@ UNSAID = {
     "llama-rope-yarn-mscale": "mscale and mscale_all_dim are not stored",
     "llama-rope-yarn-no-truncate": "the correction range is always truncated",
     "mistral-window": "architecture llama has no window",
+    "mixtral-window": "architecture llama has no window",
     "qwen2-window": "architecture qwen2 has no window",
+    "qwen3-biases": "architecture qwen3 has no biases",
     "qwen3-moe-mixed": "every layer of qwen3moe has experts",
     "qwen3-moe-unnormed": "weights of qwen3moe's chosen experts are always normed",
     "smollm3-interval": "every 4th layer is without rope",

@@ -125,6 +125,7 @@ QWEN_CASES = {
     "qwen2-window": Case(qwen(2, num_hidden_layers=3, use_sliding_window=True, sliding_window=16, max_window_layers=1)),
     "qwen3": Case(qwen(3, head_dim=24, attention_bias=False, tie_word_embeddings=True)),
     "qwen3-biases": Case(qwen(3, head_dim=24, attention_bias=True)),
+    "qwen3-yarn": Case(qwen(3, head_dim=24, attention_bias=False, rope_scaling=YARN), FAR_TOKENS, FAR),
 }
 
 
@@ -314,6 +315,7 @@ EXPERT_CASES = {
     "qwen3-moe-unnormed": Case(qwen3_moe(norm_topk_prob=False, num_experts_per_tok=2, tie_word_embeddings=True)),
     "qwen3-moe-mixed": Case(qwen3_moe(num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[3])),
     "mixtral": Case(mixtral()),
+    "mixtral-window": Case(mixtral(sliding_window=16, num_experts_per_tok=3)),
 }
 
 
