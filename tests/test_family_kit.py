@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import attrs
 import numpy as np
 import pytest
+from layered_family import Layered, layered_checkpoint, layered_logits
 from tiny_checkpoint import tiny_weights, write_safetensors, write_tiny_gguf, write_tiny_llama
 
 from mlxcel.core.family import ForwardContext
-from mlxcel.core.kv import KVSpec
+from mlxcel.core.kv import FullKV, KVSpec, RecurrentKV, SlidingKV
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.families.qwen import Qwen3
 from mlxcel.plugins.families.tiny import Tiny
@@ -69,7 +70,7 @@ def test_a_gguf_checkpoint_passes_with_its_transforms(tmp_path):
 
 
 def test_qwen3_passes(tmp_path):
-    folder = write_tiny_llama(tmp_path, config_overrides={"model_type": "qwen3"})
+    folder = write_tiny_llama(tmp_path, config_overrides={"model_type": "qwen3", "head_dim": 16})
     rng = np.random.default_rng(5)
     norms = {
         f"model.layers.{layer}.self_attn.{name}.weight": (1 + 0.1 * rng.standard_normal(16)).astype(np.float32)
@@ -85,6 +86,19 @@ def test_the_watching_context_has_every_op():
     for name in ops - {"xp", "context"}:
         assert inspect.signature(getattr(WatchedContext, name)) == inspect.signature(getattr(ForwardContext, name))
     assert ops <= set(vars(WatchedContext))
+
+
+LAYERS = [
+    ("window 2", "window 16"),
+    ("window 130+experts", "full"),
+    ("state", "window 16", "state+experts", "full+experts"),
+]
+
+
+@pytest.mark.parametrize("layers", LAYERS, ids=" ".join)
+def test_windows_state_and_experts_pass(layers):
+    checkpoint = layered_checkpoint(*layers, softcap=4.0, renormalise=False)
+    check_family(Layered(), checkpoint, reference=lambda ids: layered_logits(checkpoint, ids))
 
 
 # --- logits without an engine ----------------------------------------------------------------------------------------
@@ -111,11 +125,11 @@ def test_logits_of_long_prompts_do_not_know_their_cuts(checkpoint, length):
 
 def test_kv_whose_scale_depends_on_the_step_is_caught(checkpoint):
     class Scaled(ChangedContext):
-        def attend(self, q, k, v, *, layer, scale):
-            return self.ctx.attend(q, k * np.float32(1 + 0.01 * len(k)), v, layer=layer, scale=scale)
+        def attend(self, q, k, v, **options):
+            return self.ctx.attend(q, k * np.float32(1 + 0.01 * len(k)), v, **options)
 
     message = broken_by(llama_over(Scaled), checkpoint)
-    assert message.startswith("pieces: in two pieces, cut at [6], the logits at position 1 differ")
+    assert message.startswith("pieces: in pieces of 1, the logits at position 1 differ")
     assert "first at logit" in message
 
 
@@ -123,7 +137,8 @@ def test_a_trick_that_depends_on_the_place_in_the_step_is_caught(checkpoint):
     class Placed(ChangedContext):
         def embed(self, weight="embed"):
             x = self.ctx.embed(weight)
-            return x if len(x) <= 12 else x + np.arange(len(x), dtype=np.float32)[:, None] * np.float32(1e-3)
+            # 31 tokens: the prompt and its two neighbours in one step, and no piece of the prompt alone.
+            return x if len(x) != 31 else x + np.arange(len(x), dtype=np.float32)[:, None] * np.float32(1e-3)
 
     assert broken_by(llama_over(Placed), checkpoint).startswith("company: between two rows, the logits at position 0")
 
@@ -153,7 +168,10 @@ def test_an_unused_weight_is_named(checkpoint):
 @pytest.mark.parametrize(
     ("context", "words"),
     [
-        ({"rms_norm": lambda self, x, weight, *, layer=None, eps: self.ctx.rms_norm(x, weight, eps=eps)}, "layer=None"),
+        (
+            {"rms_norm": lambda self, x, weight, *, layer=None, **options: self.ctx.rms_norm(x, weight, **options)},
+            "layer=None",
+        ),
         ({"unembed": lambda self, x: self.ctx.unembed(x, "head")}, "unembed asks for the weight 'head'"),
         ({"embed": lambda self: self.ctx.embed("unembed")}, "whose role is 'linear' and must be 'embedding'"),
         ({"project": lambda self, x, group, *, layer: self.ctx.project(x, group, layer=0)}, "layer=0 inside layer 1"),
@@ -190,6 +208,125 @@ def test_a_tensor_read_behind_the_schema_is_caught(checkpoint):
     assert "parse_config reads stray, 5000 values" in broken_by(Early(), stray)
 
 
+def layered_over(changed, kv_spec=None):
+    """A Layered whose forward runs over `changed(ctx)`."""
+    methods = {"forward": lambda self, ctx, config: Layered.forward(self, changed(ctx), config)}
+    return type("Changed", (Layered,), methods | ({"kv_spec": kv_spec} if kv_spec else {}))()
+
+
+def changed_context(**methods):
+    return type("Misused", (ChangedContext,), methods)
+
+
+def deaf(self, x, router_logits, **options):
+    """Nothing of a token that likes expert 3 best."""
+    liked = (router_logits.argmax(axis=-1) == 3)[:, None]
+    return np.where(liked, np.float32(0), self.ctx.moe(x, router_logits, **options))
+
+
+@pytest.mark.parametrize(
+    ("moe", "words"),
+    [
+        (
+            lambda self, *args, **options: self.ctx.moe(*args, gate="expert_up", **options),
+            "expert_gate of layer 1 is not used for expert 0: other values in expert_gate.1 change",
+        ),
+        (
+            lambda self, *args, **options: self.ctx.moe(*args, up="expert_gate", **options),
+            "expert_up of layer 1 is not used for expert 0: other values in expert_up.1.0 change",
+        ),
+        (deaf, "expert_gate of layer 1 is not used for expert 3: other values in expert_gate.1 change"),
+    ],
+)
+def test_an_expert_that_is_not_used_is_named(moe, words):
+    """One tensor of all experts, or one of each: no other expert stands in for it."""
+    family = layered_over(changed_context(moe=moe))
+    assert words in broken_by(family, layered_checkpoint("full", "full+experts"))
+
+
+def step_changed(change):
+    """A context whose state_scan runs `change(step)`."""
+
+    def state_scan(self, step, inputs, *, layer):
+        return self.ctx.state_scan(change(step), inputs, layer=layer)
+
+    return changed_context(state_scan=state_scan)
+
+
+def in_place(step):
+    def changed(state, values):
+        (kept, before), y = step(state, values)
+        state[0][...] = kept
+        return (state[0], before), y
+
+    return changed
+
+
+def in_float64(step):
+    def changed(state, values):
+        (kept, before), y = step(state, values)
+        return (kept.astype(np.float64), before), y
+
+    return changed
+
+
+def one_short(step):
+    def changed(state, values):
+        (kept, before), y = step((state[0], state[1]), values)
+        return (kept, before[:1]), y
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        (step_changed(in_place), "KV: layer 0 changes the arrays that its step is given"),
+        (step_changed(in_float64), "KV: layer 0 makes ['float64', 'float32', 'float32'] of float32"),
+        (step_changed(one_short), "KV: layer 0 keeps state of [(24,), (1, 24)]"),
+        (
+            changed_context(for_layers=lambda self, body, x, kinds: self.ctx.for_layers(body, x, kinds[:1])),
+            "layers: for_layers gets 1 kinds, the schema has 2 layers",
+        ),
+        (
+            changed_context(moe=lambda self, x, router, **options: self.ctx.moe(x, router, **{**options, "top_k": 5})),
+            "experts: layer 1 chooses 5 experts by logits [12, 4], wanted [12, 4] and 1 to 4",
+        ),
+        (
+            changed_context(moe=lambda self, x, router, **options: self.ctx.moe(x, router[:, :3], **options)),
+            "by logits [12, 3], wanted [12, 4]",
+        ),
+        (changed_context(weight=lambda self, name, layer: self.ctx.weight("taps")), "weight of 'taps' gets layer=None"),
+        (changed_context(weight=lambda self, name, layer: self.ctx.weight("router", layer=layer)), "must be 'array'"),
+    ],
+)
+def test_a_misused_op_of_state_or_experts_is_named(context, words):
+    assert words in broken_by(layered_over(context), layered_checkpoint("state", "full+experts"))
+
+
+def test_a_window_that_the_step_bounds_is_caught():
+    """The whole prompt in one step sees what is behind the window; token by token it does not."""
+
+    class Leaking(ChangedContext):
+        def attend(self, q, k, v, **options):
+            return self.ctx.attend(q, k + k.mean(axis=0) * np.float32(len(k) > 64), v, **options)
+
+    assert broken_by(layered_over(Leaking), layered_checkpoint("window 70")).startswith("pieces: in pieces of 1,")
+
+
+def test_a_family_may_choose_by_the_context_of_the_engine():
+    """The same bits for every cut, under a small bound and under a large one."""
+
+    def embed(self, weight="embed"):
+        return self.ctx.embed(weight) * np.float32(1 + (self.ctx.context > 100))
+
+    checkpoint = layered_checkpoint("window 16", context=300)
+    family = layered_over(changed_context(embed=embed))
+    check_family(family, checkpoint)
+    ids = np.arange(20)
+    assert logits_of(family, checkpoint, ids).tobytes() != logits_of(family, checkpoint, ids, context=300).tobytes()
+
+
 # --- the schema ------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +355,15 @@ def with_weight(changed, changes):
         ("k", {"names": {"hf": "model.layers.{i}.self_attn.v_proj.weight"}}, "share 19 tensor names"),
         ("down", {"group": "qkv"}, "share group 'qkv': their inputs must be of one size"),
         ("attn_norm", {"role": "bias", "bias_of": "nothing"}, "attn_norm is a bias of 'nothing'"),
-        ("attn_norm", {"role": "bias", "bias_of": "k"}, "attn_norm [64] cannot be the bias of a [32, 64] weight"),
+        (
+            "attn_norm",
+            {"role": "bias", "bias_of": "k"},
+            "attn_norm [64] of layers all cannot be the bias of a [32, 64]",
+        ),
+        ("k", {"names": {"hf": "model.layers.{i}.self_attn.k_proj.weight", "x": "{e}.{i}"}}, "k has {e} in a tensor's"),
+        ("k", {"layers": (0,)}, "share group 'qkv': their inputs must be of one size, in the same layers"),
+        ("k", {"layers": (1, 0)}, "k is of layers [1, 0]: they rise"),
+        ("attn_norm", {"role": "experts"}, "weights of experts are [E, out, in]"),
         ("unembed", {"tied_to": "final_norm"}, "unembed is tied to 'final_norm'"),
         ("embed", {"shape": (60, 64)}, "embed has 60 rows, the config's vocab_size is 64"),
         ("k", {"transforms": {"hf": lambda rows: rows[:1]}}, "the transform of k makes [1, 64] of [32, 64]"),
@@ -231,6 +376,23 @@ def test_an_unsound_schema_is_caught(checkpoint, name, changes, words):
 def test_kv_of_another_number_of_layers_is_caught(checkpoint):
     family = llama_over(lambda ctx: ctx, kv_spec=lambda self, config: KVSpec(Llama().kv_spec(config).layers[:1]))
     assert broken_by(family, checkpoint) == "KV: the KV spec has 1 layers, the schema 2"
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (SlidingKV(2, 16, 16, 0), "layer 1 keeps SlidingKV(kv_heads=2, k_dim=16, v_dim=16, window=0)"),
+        (FullKV(0, 16, 16), "layer 1 keeps FullKV(kv_heads=0"),
+        (RecurrentKV(()), "each number must be 1 or more"),
+        (RecurrentKV(((4,), (0, 4))), "each number must be 1 or more"),
+        (RecurrentKV(((4,),)), "layer 1 calls attend, its KV spec says RecurrentKV"),
+    ],
+)
+def test_kv_that_keeps_nothing_is_caught(checkpoint, entry, words):
+    family = llama_over(
+        lambda ctx: ctx, kv_spec=lambda self, config: KVSpec((Llama().kv_spec(config).layers[0], entry))
+    )
+    assert words in broken_by(family, checkpoint)
 
 
 def test_kv_of_another_shape_is_caught(checkpoint):
@@ -263,3 +425,33 @@ def test_logits_that_differ_from_the_reference_are_located(checkpoint):
 @pytest.mark.parametrize("values", [np.zeros((12, 63)), np.full((12, 64), np.nan)])
 def test_a_reference_of_another_shape_or_without_numbers_is_no_agreement(checkpoint, values):
     assert broken_by(Llama(), checkpoint, reference=lambda ids: values).startswith("reference: ")
+
+
+# --- the twin --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_values_in_another_format_pass(tmp_path):
+    folder, file = write_tiny_llama(tmp_path / "hf"), write_tiny_gguf(tmp_path / "tiny.gguf")
+    check_family(Llama(), SafetensorsCheckpoint(folder), twin=GgufCheckpoint(file))
+    check_family(Llama(), GgufCheckpoint(file), twin=SafetensorsCheckpoint(folder))
+
+
+def test_a_transform_that_does_not_undo_the_format_is_caught(tmp_path):
+    """In one format alone nothing shows: the wrong rows are as good as others."""
+
+    class Untransformed(Llama):
+        def schema(self, config):
+            schema = super().schema(config)
+            return attrs.evolve(schema, weights=tuple(attrs.evolve(w, transforms={}) for w in schema.weights))
+
+    folder, file = write_tiny_llama(tmp_path / "hf"), write_tiny_gguf(tmp_path / "tiny.gguf")
+    check_family(Untransformed(), GgufCheckpoint(file))
+    message = broken_by(Untransformed(), SafetensorsCheckpoint(folder), twin=GgufCheckpoint(file))
+    assert message.startswith("twin: with the tensors of tiny.gguf in format gguf, the logits at position 1 differ")
+    assert "those of hf in format safetensors" in message
+
+
+def test_a_twin_of_another_size_is_caught(tmp_path):
+    folder, file = write_tiny_llama(tmp_path / "hf"), write_tiny_gguf(tmp_path / "tiny.gguf", vocab=310)
+    message = broken_by(Llama(), SafetensorsCheckpoint(folder), twin=GgufCheckpoint(file))
+    assert "the logits are [12, 310], those of hf in format safetensors [12, 320]" in message

@@ -15,6 +15,10 @@ class Pages:
     keys: np.ndarray
     values: np.ndarray
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.keys, self.values
+
 
 @attrs.frozen(eq=False)
 class Rings:
@@ -23,6 +27,10 @@ class Rings:
     keys: np.ndarray
     values: np.ndarray
     window: int
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self.keys, self.values
 
 
 @attrs.frozen(eq=False)

@@ -1,20 +1,23 @@
 """Conformance of a model family: `check_family(MyFamily(), checkpoint)` in a test of its own distribution.
 
 Everything runs on reference-numpy and reads each tensor dozens of times: use a checkpoint of a few kilobytes with
-random weights in every tensor, biases included.
+random weights in every tensor, biases included, and windows that a prompt of some hundred tokens crosses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import attrs
 import numpy as np
 
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import ModelFamily, WeightSchema, WeightSpec
-from mlxcel.testing.family_run import Feed, logits_of, logits_of_rows
-from mlxcel.testing.family_watch import SMALL, WatchedCheckpoint, WatchedFamily, broken
+from mlxcel.core.family import ModelFamily, WeightSchema
+from mlxcel.core.kv import KVSpec, SlidingKV
+from mlxcel.testing.family_run import Feed, LoadedFamily, logits_of
+from mlxcel.testing.family_schema import check_early_reads, check_schema
+from mlxcel.testing.family_watch import WatchedCheckpoint, WatchedFamily
+from mlxcel.testing.laws import broken, same_bits
 
 __all__ = ["TOLERANCE", "check_family", "check_schema", "logits_of"]
 
@@ -25,26 +28,42 @@ TOLERANCE = 1e-4
 """Of the largest logit: float32 sums of a small model in another order stay well below it, a wrong formula does not."""
 
 LENGTH = 12
-"""Tokens of the prompt that is fed whole, in pieces and token by token."""
+"""Tokens of the prompt that `reference` sees, unless a window asks for more."""
+CHUNKS = (1, 7, 64)
+BEYOND = 6
+"""Tokens of a prompt behind the largest window, or behind the largest chunk."""
+HEARD = 3
+"""Tokens that are sent through one expert alone."""
 
 
 def check_family(
-    family: ModelFamily, checkpoint: Checkpoint, *, reference: Reference | None = None, tolerance: float = TOLERANCE
+    family: ModelFamily,
+    checkpoint: Checkpoint,
+    *,
+    reference: Reference | None = None,
+    tolerance: float = TOLERANCE,
+    twin: Checkpoint | None = None,
 ) -> None:
     """All laws of a family, on one checkpoint. AssertionError says which law broke, and where.
 
     - schema, config, KV: what the family declares fits itself and the checkpoint (`check_schema`).
-    - pieces, company: logits are the same bits however the prompt is cut and whatever runs beside it.
-    - weights: each tensor of the schema changes the logits, and nothing else is read.
+    - pieces, company: logits are the same bits however the prompt is cut and whatever runs beside it, across windows.
+    - weights: each tensor of the schema changes the logits, each expert's part of one too, and nothing else is read.
     - reference: logits agree with `reference` within `tolerance` of the largest one.
+    - twin: `twin`, the same values in another format, gives the same bits.
+
+    What the KV keeps is checked by `mlxcel.testing.kv_kit.check_kv_spec`.
     """
     watched = WatchedCheckpoint(checkpoint)
     config = family.parse_config(watched)
     schema = check_schema(family, checkpoint, config)
-    _check_early_reads(watched, schema)
-    subject = WatchedFamily(family, schema, watched)
-    ids = np.random.default_rng(0).integers(0, config.vocab_size, min(LENGTH, config.context)).astype(np.int32)
-    whole = logits_of(subject, watched, ids)
+    check_early_reads(watched, schema)
+    loaded = LoadedFamily.load(WatchedFamily(family, schema, watched), watched)
+    seen = window_crossing(family.kv_spec(config))
+    prompt = np.random.default_rng(0).integers(0, config.vocab_size, max(seen, CHUNKS[-1] + BEYOND), np.int32)
+    prompt = prompt[: config.context]
+    ids = prompt[: max(LENGTH, seen)]
+    whole = loaded.logits(ids)
     if whole.shape != (len(ids), config.vocab_size):
         raise broken("rows", f"forward returns {list(whole.shape)}, wanted {[len(ids), config.vocab_size]}")
     if not np.isfinite(whole).all():
@@ -52,108 +71,18 @@ def check_family(
         raise broken("numbers", f"logit {token} at position {position} is {whole[position, token]}")
     if reference is not None:
         _check_reference(whole, np.asarray(reference(ids)), tolerance)
-    _check_pieces(subject, watched, ids, whole)
-    _check_company(subject, watched, ids, whole, config.vocab_size)
-    _check_every_weight_counts(family, checkpoint, schema, ids, whole)
+    # A family may choose by the engine's bound of positions, so that no bits are compared across two of them.
+    for context in dict.fromkeys((len(prompt), config.context)):
+        _check_pieces(loaded, prompt, context)
+    _check_company(loaded, ids, whole, config.vocab_size)
+    _check_every_weight_counts(family, checkpoint, schema, ids[:LENGTH])
+    if twin is not None:
+        _check_twin(family, checkpoint, twin, ids, whole)
 
 
-def check_schema(family: ModelFamily, checkpoint: Checkpoint, config: Any) -> WeightSchema:
-    """Config, schema, KV spec and ends against each other and against the checkpoint's headers; no forward runs."""
-    for field in ("vocab_size", "context"):
-        size = getattr(config, field, None)
-        if not isinstance(size, int) or size < 1:
-            raise broken("config", f"{field} is {size!r}, it must be an integer of 1 or more")
-    try:
-        schema = family.schema(config)
-    except ValueError as error:
-        raise broken("schema", str(error)) from error
-    by_name = {weight.name: weight for weight in schema.weights}
-    for weight in schema.weights:
-        _check_weight(weight, by_name, checkpoint, config)
-    _check_groups(schema)
-    _check_tensors(schema, checkpoint)
-    kv = family.kv_spec(config)
-    if len(kv.layers) != schema.layers:
-        raise broken("KV", f"the KV spec has {len(kv.layers)} layers, the schema {schema.layers}")
-    outside = [end for end in family.eos_ids(config) if not 0 <= end < config.vocab_size]
-    if outside:
-        raise broken("config", f"eos_ids has {outside[0]}, ids are 0 to {config.vocab_size - 1}")
-    return schema
-
-
-def _check_weight(weight: WeightSpec, by_name: dict[str, WeightSpec], checkpoint: Checkpoint, config: Any) -> None:
-    name = weight.name
-    if len(weight.axes) != len(weight.shape):
-        raise broken("schema", f"{name}: axes {weight.axes!r} and shape {list(weight.shape)} differ in length")
-    if weight.role == "linear" and len(weight.shape) != 2:
-        raise broken("schema", f"{name} is {list(weight.shape)}, a linear weight is [out, in]")
-    if weight.role == "experts" and len(weight.shape) != 3:
-        raise broken("schema", f"{name} is {list(weight.shape)}, weights of experts are [E, out, in]")
-    if weight.layers is not None and (not weight.per_layer or list(weight.layers) != sorted(set(weight.layers))):
-        raise broken("schema", f"{name} is of layers {list(weight.layers)}: they rise, and the weight is per layer")
-    if weight.role == "embedding" and weight.shape[0] != config.vocab_size:
-        raise broken("schema", f"{name} has {weight.shape[0]} rows, the config's vocab_size is {config.vocab_size}")
-    if weight.tied_to is not None:
-        other = by_name.get(weight.tied_to)
-        if other is None or other.tied_to is not None or other.per_layer or other.shape != weight.shape:
-            raise broken(
-                "schema", f"{name} is tied to {weight.tied_to!r}: it must be a weight of its shape, itself read"
-            )
-    elif checkpoint.naming not in weight.names:
-        raise broken("schema", f"{name} has no name under the checkpoint's naming {checkpoint.naming!r}")
-    elif weight.per_layer != ("{i}" in weight.names[checkpoint.naming]):
-        raise broken("schema", f"{name}: {{i}} stands in a tensor's name exactly if the weight is per layer")
-    if weight.bias_of is not None:
-        target = by_name.get(weight.bias_of)
-        if target is None or target.role != "linear" or weight.role != "bias":
-            raise broken("schema", f"{name} is a bias of {weight.bias_of!r}, which is no linear weight of the schema")
-        if weight.shape != target.shape[:1] or weight.per_layer != target.per_layer:
-            raise broken("schema", f"{name} {list(weight.shape)} cannot be the bias of a {list(target.shape)} weight")
-
-
-def _check_groups(schema: WeightSchema) -> None:
-    for weight in schema.weights:
-        for member in schema.group(weight.group or weight.name) if weight.role == "linear" else ():
-            if member.shape[1] != weight.shape[1] or schema.layers_of(member) != schema.layers_of(weight):
-                raise broken(
-                    "schema",
-                    f"{weight.name} {list(weight.shape)} and {member.name} {list(member.shape)} share group "
-                    f"{weight.group!r}: their inputs must be of one size, in the same layers or all outside",
-                )
-
-
-def _check_tensors(schema: WeightSchema, checkpoint: Checkpoint) -> None:
-    """Tensors are there, in the shapes that the schema says, each for one weight; transforms keep shapes."""
-    tensors = schema.tensor_names(checkpoint.naming)
-    wanted = sum(
-        len(schema.layers_of(weight)) * (weight.shape[0] if "{e}" in weight.names[checkpoint.naming] else 1)
-        for weight in schema.weights
-        if weight.tied_to is None
-    )
-    if len(tensors) != wanted:
-        raise broken("schema", f"{wanted} weights, counted layer by layer, share {len(tensors)} tensor names")
-    for name, place in tensors.items():
-        weight, info = place.weight, checkpoint.tensors.get(name)
-        if info is None:
-            raise broken("schema", f"{weight.name} wants the tensor {name}, which the checkpoint does not have")
-        if info.shape != place.shape:
-            raise broken(
-                "schema", f"{weight.name} is {list(place.shape)}, the checkpoint's tensor {name} is {list(info.shape)}"
-            )
-        transform = weight.transforms.get(checkpoint.naming)
-        if transform is not None and (made := transform(checkpoint.read(name)).shape) != place.shape:
-            raise broken("schema", f"the transform of {weight.name} makes {list(made)} of {list(place.shape)}")
-
-
-def _check_early_reads(watched: WatchedCheckpoint, schema: WeightSchema) -> None:
-    known = schema.tensor_names(watched.naming)
-    for name in watched.reads:
-        if name not in known and watched.tensors[name].size > SMALL:
-            raise broken(
-                "weights",
-                f"parse_config reads {name}, {watched.tensors[name].size} values that the schema does not name "
-                f"(a small parameter of up to {SMALL} may be read there)",
-            )
+def window_crossing(kv: KVSpec) -> int:
+    """Tokens of a prompt that leaves its largest window behind; 0 where there is none."""
+    return max((layer.window + BEYOND for layer in kv.layers if isinstance(layer, SlidingKV)), default=0)
 
 
 def _check_reference(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
@@ -170,20 +99,20 @@ def _check_reference(got: np.ndarray, want: np.ndarray, tolerance: float) -> Non
         )
 
 
-def _check_pieces(family: ModelFamily, checkpoint: Checkpoint, ids: np.ndarray, whole: np.ndarray) -> None:
-    total = len(ids)
+def _check_pieces(loaded: LoadedFamily, prompt: np.ndarray, context: int) -> None:
+    total = len(prompt)
+    whole = loaded.logits(prompt, context=context)
+    uneven = sorted({cut for cut in (1, total // 3 + 1) if 0 < cut < total})
     for what, cuts in (
-        ("in two pieces", [total // 2]),
-        ("in uneven pieces", [1, total // 3 + 1]),
-        ("token by token", list(range(1, total))),
+        *((f"in pieces of {chunk}", list(range(chunk, total, chunk))) for chunk in CHUNKS),
+        (f"in uneven pieces, cut at {uneven}", uneven),
     ):
-        inside = sorted({cut for cut in cuts if 0 < cut < total})
-        _same_bits("pieces", f"{what}, cut at {inside}", logits_of(family, checkpoint, ids, inside), whole)
-    last = logits_of_rows(family, checkpoint, [ids], [[Feed(0, 0, total)]], last_only=True)[0]
-    _same_bits("rows", "when the last token's logits alone are asked for", last, whole[-1:], total - 1)
+        same_bits("pieces", what, loaded.logits(prompt, cuts, context=context), whole)
+    last = loaded.run([prompt], [[Feed(0, 0, total)]], last_only=True, context=context)[0]
+    same_bits("rows", "when the last token's logits alone are asked for", last, whole[-1:], start=total - 1)
 
 
-def _check_company(family: ModelFamily, checkpoint: Checkpoint, ids: np.ndarray, whole: np.ndarray, vocab: int) -> None:
+def _check_company(loaded: LoadedFamily, ids: np.ndarray, whole: np.ndarray, vocab: int) -> None:
     total, half = len(ids), len(ids) // 2
     rng = np.random.default_rng(1)
     rows = [rng.integers(0, vocab, half + 1), ids, rng.integers(0, vocab, total)]
@@ -196,26 +125,43 @@ def _check_company(family: ModelFamily, checkpoint: Checkpoint, ids: np.ndarray,
         late = [[Feed(2, 0, half), Feed(1, 0, half)], [Feed(1, half, total), Feed(2, half, total), short]]
         together.append(("in two pieces, in changing places beside other rows", late))
     for what, steps in together:
-        _same_bits("company", what, logits_of_rows(family, checkpoint, rows, steps)[1], whole)
+        same_bits("company", what, loaded.run(rows, steps)[1], whole)
 
 
 def _check_every_weight_counts(
-    family: ModelFamily, checkpoint: Checkpoint, schema: WeightSchema, ids: np.ndarray, whole: np.ndarray
+    family: ModelFamily, checkpoint: Checkpoint, schema: WeightSchema, ids: np.ndarray
 ) -> None:
+    """Tensors of experts count where every token goes to one of them, since a router may choose others here."""
+    plain = LoadedFamily.load(WatchedFamily(family, schema, WatchedCheckpoint(checkpoint)), checkpoint)
+    usual = plain.logits(ids)
+    heard: dict[tuple[int, int], np.ndarray] = {}
     for name, place in schema.tensor_names(checkpoint.naming).items():
-        changed = WatchedCheckpoint(checkpoint, changed=name)
-        if np.array_equal(logits_of(family, changed, ids), whole):
-            where = f" of layer {place.layer}" if place.weight.per_layer else ""
-            raise broken("weights", f"{place.weight.name}{where} is not used: other values in {name} change no logit")
+        weight, layer = place.weight, place.layer
+        changed = LoadedFamily.load(plain.family, WatchedCheckpoint(checkpoint, changed=name))
+        where = f" of layer {layer}" if weight.per_layer else ""
+        if weight.role != "experts":
+            if np.array_equal(changed.logits(ids), usual):
+                raise broken("weights", f"{weight.name}{where} is not used: other values in {name} change no logit")
+            continue
+        for expert in range(weight.shape[0]) if place.expert is None else (place.expert,):
+            alone = WatchedFamily(family, schema, WatchedCheckpoint(checkpoint), (layer, expert))
+            if (layer, expert) not in heard:
+                heard[layer, expert] = attrs.evolve(plain, family=alone).logits(ids[:HEARD])
+            if np.array_equal(attrs.evolve(changed, family=alone).logits(ids[:HEARD]), heard[layer, expert]):
+                raise broken(
+                    "weights",
+                    f"{weight.name}{where} is not used for expert {expert}: other values in {name} change no logit of "
+                    "tokens that go to this expert alone",
+                )
 
 
-def _same_bits(law: str, what: str, got: np.ndarray, want: np.ndarray, start: int = 0) -> None:
-    """Logits [T, V] of the positions from `start` on."""
-    if got.shape == want.shape and got.tobytes() == want.tobytes():
-        return
-    position, token = np.argwhere(got.view(np.uint32) != want.view(np.uint32))[0]
-    raise broken(
-        law,
-        f"{what}, the logits at position {start + position} differ from those of the prompt fed whole and alone; "
-        f"first at logit {token}: {got[position, token]:.9g} and {want[position, token]:.9g}",
-    )
+def _check_twin(
+    family: ModelFamily, checkpoint: Checkpoint, twin: Checkpoint, ids: np.ndarray, whole: np.ndarray
+) -> None:
+    watched = WatchedCheckpoint(twin)
+    config = family.parse_config(watched)
+    schema = check_schema(family, twin, config)
+    check_early_reads(watched, schema)
+    got = LoadedFamily.load(WatchedFamily(family, schema, watched), watched).logits(ids)
+    what = f"with the tensors of {twin.path.name} in format {twin.format}"
+    same_bits("twin", what, got, whole, than=f"of {checkpoint.path.name} in format {checkpoint.format}")

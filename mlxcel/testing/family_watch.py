@@ -12,14 +12,13 @@ import numpy as np
 from mlxcel.core.checkpoint import Checkpoint, TensorInfo
 from mlxcel.core.family import Array, ForwardContext, ModelFamily, ScanStep, WeightSchema
 from mlxcel.core.kv import KVSpec, RecurrentKV
+from mlxcel.testing.laws import broken
+
+SHUT_OUT = -1e30
+"""A router's logit of an expert that is not to be heard: its share is exp of it, which is exactly 0 in float32."""
 
 SMALL = 4096
 """Most values of a tensor outside the schema that `parse_config` may read: a parameter, such as one divisor a pair."""
-
-
-def broken(law: str, what: str) -> AssertionError:
-    """What a check raises: which law, and where it broke."""
-    return AssertionError(f"{law}: {what}")
 
 
 class WatchedCheckpoint:
@@ -76,12 +75,22 @@ class WatchedCheckpoint:
 
 
 class WatchedFamily:
-    """A family whose every forward runs over a watched context."""
+    """A family whose every forward runs over a watched context.
 
-    def __init__(self, family: ModelFamily, schema: WeightSchema, checkpoint: WatchedCheckpoint) -> None:
+    `heard` is a layer and one of its experts: `moe` sends every token of that layer through this expert alone.
+    """
+
+    def __init__(
+        self,
+        family: ModelFamily,
+        schema: WeightSchema,
+        checkpoint: WatchedCheckpoint,
+        heard: tuple[int, int] | None = None,
+    ) -> None:
         self._family = family
         self._schema = schema
         self._checkpoint = checkpoint
+        self._heard = heard
 
     @property
     def name(self) -> str:
@@ -100,7 +109,7 @@ class WatchedFamily:
         return self._family.eos_ids(config)
 
     def forward(self, ctx: ForwardContext, config: Any) -> Array:
-        watched = WatchedContext(ctx, self._schema, self._family.kv_spec(config))
+        watched = WatchedContext(ctx, self._schema, self._family.kv_spec(config), self._heard)
         before = len(self._checkpoint.reads)
         logits = self._family.forward(watched, config)
         if late := self._checkpoint.reads[before:]:
@@ -112,10 +121,13 @@ class WatchedFamily:
 class WatchedContext:
     """A ForwardContext that checks names, layers and KV shapes of every op before it hands it on."""
 
-    def __init__(self, ctx: ForwardContext, schema: WeightSchema, kv: KVSpec) -> None:
+    def __init__(
+        self, ctx: ForwardContext, schema: WeightSchema, kv: KVSpec, heard: tuple[int, int] | None = None
+    ) -> None:
         self._ctx = ctx
         self._schema = schema
         self._kv = kv
+        self._heard = heard
         self._layer: Any = None
         self._touched: Counter[Any] = Counter()
         self._selected: int | None = None
@@ -196,10 +208,15 @@ class WatchedContext:
             raise broken("KV", f"layer {layer} calls state_scan, its KV spec says {kv}")
 
         def watched(state: tuple[Any, ...], values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-            state, y = step(state, values)
-            if tuple(array.shape for array in state) != kv.shapes:
-                raise broken("KV", f"layer {layer} keeps state of {[a.shape for a in state]}, its KV spec says {kv}")
-            return state, y
+            before = [np.array(array) for array in (*state, *values)]
+            after, y = step(state, values)
+            if any(a.tobytes() != b.tobytes() for a, b in zip((*state, *values), before, strict=True)):
+                raise broken("KV", f"layer {layer} changes the arrays that its step is given: it must make new ones")
+            if tuple(array.shape for array in after) != kv.shapes:
+                raise broken("KV", f"layer {layer} keeps state of {[a.shape for a in after]}, its KV spec says {kv}")
+            if {array.dtype for array in (*after, y)} != {np.dtype(np.float32)}:
+                raise broken("KV", f"layer {layer} makes {[str(a.dtype) for a in (*after, y)]} of float32")
+            return after, y
 
         self._touched[layer] += 1
         return self._ctx.state_scan(watched, inputs, layer=layer)
@@ -226,6 +243,9 @@ class WatchedContext:
                 f"layer {layer} chooses {top_k} experts by logits {list(router_logits.shape)}, "
                 f"wanted {[len(x), experts]} and 1 to {experts}",
             )
+        if self._heard is not None and layer == self._heard[0]:
+            router_logits = np.full_like(router_logits, SHUT_OUT)
+            router_logits[:, self._heard[1]] = 0
         return self._ctx.moe(
             x,
             router_logits,
