@@ -10,7 +10,9 @@ import attrs
 
 MAIN: Final = "main"
 _PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
-_NAME: Final = re.compile(rf"({_PART})/({_PART})(?:@([^\s:@]{{1,120}}))?(?::([^\s:@]{{1,120}}))?")
+_WORD: Final = r"[^\s:@\x00-\x1f\x7f]{1,120}"
+_NAME: Final = re.compile(rf"({_PART})/({_PART})(?:@({_WORD}))?(?::({_WORD}))?")
+_LONGEST_FOLDER: Final = 255  # bytes that file systems take
 _FILES: Final = (".gguf", ".safetensors", ".json")
 
 
@@ -37,7 +39,8 @@ class HubName:
             return None
         if choice is not None and not choice.lower().endswith(".gguf"):
             choice = choice.upper()
-        return cls(owner, name, revision or MAIN, choice)
+        made = cls(owner, name, revision or MAIN, choice)
+        return made if len(made.folder) <= _LONGEST_FOLDER else None
 
     @property
     def repository(self) -> str:

@@ -18,7 +18,6 @@ RECORD = "mlxcel-model.json"
 _RECORD_LIMIT = 16 << 20  # bytes; a record names files, so one beyond this is damaged
 _FORMATS = {".gguf": "gguf", ".safetensors": "safetensors"}
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_LONGEST_FOLDER = 255  # bytes that file systems take
 _QUANTISATION = re.compile(
     r"[.-]((?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32))(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE
 )
@@ -82,9 +81,7 @@ def folder_of(name: str) -> str | None:
     if _PLAIN_NAME.fullmatch(name):
         return name
     hub = HubName.parse(name)
-    if hub is None or hub.text != name or len(hub.folder) > _LONGEST_FOLDER:
-        return None
-    return hub.folder
+    return hub.folder if hub is not None and hub.text == name else None
 
 
 def file_format(names: Iterable[str]) -> str | None:

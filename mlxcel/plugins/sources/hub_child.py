@@ -10,6 +10,7 @@ import errno
 import json
 import re
 import sys
+from importlib import import_module
 from typing import Any, Final
 
 TIMEOUT: Final = 20.0  # seconds without an answer to one question
@@ -22,6 +23,7 @@ FAILURES: Final = {
 }
 STATUSES: Final = {401: "missing", 403: "gated", 404: "missing", 429: "rate"}
 TRANSPORTS: Final = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
+_QUERY: Final = re.compile(r"[?][^\s'\")]*")
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,11 +41,8 @@ def main(command: str, request: str, answer: str) -> None:
 
 def list_files(wanted: dict[str, Any]) -> dict[str, Any]:
     """The commit of a revision, its files, and what its card says of the licence."""
-    info = (
-        _library()
-        .HfApi()
-        .model_info(wanted["repository"], revision=wanted["revision"], files_metadata=True, timeout=TIMEOUT)
-    )
+    api = import_module("huggingface_hub").HfApi()
+    info = api.model_info(wanted["repository"], revision=wanted["revision"], files_metadata=True, timeout=TIMEOUT)
     card = info.card_data.to_dict() if info.card_data is not None else {}
     files = [
         {
@@ -60,8 +59,8 @@ def list_files(wanted: dict[str, Any]) -> dict[str, Any]:
 
 def get_files(wanted: dict[str, Any]) -> dict[str, Any]:
     """Puts files of a commit into a folder."""
-    library = _library()
-    library.utils.disable_progress_bars()
+    library = import_module("huggingface_hub")
+    import_module("huggingface_hub.utils").disable_progress_bars()
     for name in wanted["files"]:
         library.hf_hub_download(
             wanted["repository"],
@@ -71,13 +70,6 @@ def get_files(wanted: dict[str, Any]) -> dict[str, Any]:
             etag_timeout=TIMEOUT,
         )
     return {}
-
-
-def _library() -> Any:
-    """Its types differ between the versions that may be here."""
-    import huggingface_hub
-
-    return huggingface_hub
 
 
 def failure(error: BaseException) -> str:
@@ -108,7 +100,7 @@ def _kind(error: BaseException) -> str | None:
 def words(error: BaseException) -> str:
     """One line, without what follows "?" in an address: signatures stand there."""
     line = " ".join(str(error).split())[:400]
-    return f"{type(error).__name__}: {re.sub(r'[?][^ ]*', '', line)}"
+    return f"{type(error).__name__}: {_QUERY.sub('', line)}"
 
 
 if __name__ == "__main__":
