@@ -5,11 +5,10 @@ import os
 import tracemalloc
 
 import pytest
-from tiny_checkpoint import tiny_tokenizer_json, write_json, write_tiny_gguf, write_tiny_llama
+from tiny_checkpoint import tiny_tokenizer_json, write_json, write_tiny_llama
 
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.llama import Llama
-from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.plugins.tokenizers import hf_json
 
@@ -31,8 +30,6 @@ MUCH = 32 << 20
         ({"rope_parameters": {"rope_theta": 1e4, "factor": 2}}, "factor = 2: it must be 1"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": LLAMA3}, "rope_parameters and rope_scaling"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "partial_rotary_factor = 0.25"),
         ({"use_sliding_window": True, "sliding_window": 16}, "use_sliding_window"),
     ],
 )
@@ -53,13 +50,6 @@ def test_h_l1_what_would_change_the_answer_is_never_read_and_dropped(tmp_path, o
 def test_h_l1_both_keys_may_say_the_same(tmp_path, overrides):
     rope = Llama().parse_config(SafetensorsCheckpoint(write_tiny_llama(tmp_path, config_overrides=overrides))).rope
     assert (rope.base, rope.scaling.factor, rope.scaling.original_context) == (5e5, 8.0, 128)
-
-
-@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
-def test_h_l1_a_gguf_scaling_without_a_type_is_refused(tmp_path, key):
-    path = write_tiny_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": 4})
-    with pytest.raises(CheckpointError, match=key):
-        Llama().parse_config(GgufCheckpoint(path))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])

@@ -70,7 +70,7 @@ def test_a_value_that_cannot_be_is_refused_by_its_key(tmp_path, overrides, words
         ("attention.sliding_window", 16, "attention.sliding_window = 16"),
         ("expert_count", 8, "expert_count = 8"),
         ("attention.value_length", 8, "attention.value_length = 8"),
-        ("rope.dimension_count", 8, "rope.dimension_count = 8"),
+        ("rope.dimension_count", 7, "rope.dimension_count = 7"),
         ("attention.head_count", True, "attention.head_count = True"),
     ],
 )

@@ -10,7 +10,6 @@ import reference_forward
 from real_engine import real_engine
 from tiny_checkpoint import tiny_config, tiny_weights, write_json, write_safetensors, write_tiny_gguf, write_tiny_llama
 
-from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.families.qwen import Qwen3
 from mlxcel.plugins.families.rope import Rope
@@ -133,24 +132,10 @@ SPELLINGS = {
 @pytest.mark.parametrize("position", [0, 1000, 9000])
 def test_h_l1_llama3_at_far_positions(tmp_path, overrides, position):
     """Each spelling, against the published formula written out wave by wave, in radians at that position."""
-    frequencies = config_of(tmp_path, **overrides).rope.frequencies()
+    frequencies = config_of(tmp_path, **overrides).rope.frequencies(2048)
     expected = reference_forward.inverse_frequencies(16, 10000.0, LLAMA3)
-    np.testing.assert_allclose(frequencies * position, expected * position, rtol=2e-7, atol=0)
+    np.testing.assert_allclose(frequencies * np.float64(position), expected * position, rtol=2e-7, atol=0)
     assert not np.allclose(frequencies, reference_forward.inverse_frequencies(16, 10000.0), rtol=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn", "longrope", "su", "", 3])
-@pytest.mark.parametrize("key", ["type", "rope_type"])
-def test_h_l1_an_unknown_rope_is_refused_by_name(tmp_path, key, kind):
-    with pytest.raises(CheckpointError, match=r"default, llama3") as caught:
-        config_of(tmp_path, rope_scaling={key: kind, "factor": 2.0})
-    assert repr(kind) in str(caught.value)
-
-
-@pytest.mark.parametrize("missing", [name for name in LLAMA3 if name != "rope_type"])
-def test_h_l1_a_half_said_rope_is_refused(tmp_path, missing):
-    with pytest.raises(CheckpointError, match=missing):
-        config_of(tmp_path, rope_scaling={name: value for name, value in LLAMA3.items() if name != missing})
 
 
 def test_h_l3_theta_has_a_documented_default(tmp_path):
@@ -170,14 +155,7 @@ def test_h_l1_gguf_keeps_llama3_as_a_tensor(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", with_factors)
     file = GgufCheckpoint(write_tiny_gguf(tmp_path / "tiny.gguf"))
-    np.testing.assert_allclose(Llama().parse_config(file).rope.frequencies(), bent, rtol=3e-7)
+    np.testing.assert_allclose(Llama().parse_config(file).rope.frequencies(2048), bent, rtol=3e-7)
     folder = SafetensorsCheckpoint(write_tiny_llama(tmp_path / "hf", config_overrides={"rope_scaling": LLAMA3}))
     ids = np.random.default_rng(0).integers(0, 320, 30)
     np.testing.assert_allclose(ours(file, ids), ours(folder, ids), rtol=0, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("kind", ["linear", "yarn"])
-def test_h_l1_a_gguf_rope_that_is_not_built_is_refused(tmp_path, kind):
-    file = GgufCheckpoint(write_tiny_gguf(tmp_path / "t.gguf", metadata={"llama.rope.scaling.type": kind}))
-    with pytest.raises(CheckpointError, match=kind):
-        Llama().parse_config(file)

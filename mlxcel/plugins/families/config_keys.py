@@ -44,16 +44,35 @@ class ConfigKeys:
         """An integer of 0 or more; 0 where there is none."""
         return self.size(key) if self._raw.get(key) else 0
 
-    def real(self, key: str, default: float | None = None) -> float:
-        """A number above 0 that float32 holds."""
+    def real(
+        self, key: str, default: float | None = None, *, least: float = REALS[0], largest: float = REALS[1]
+    ) -> float:
+        """A number from `least`, above 0, to `largest`; by default one that float32 holds."""
         if default is not None and not self.has(key):
             return default
         value = self.value(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise self.wrong(key, "a number above 0")
-        if not REALS[0] <= value <= REALS[1]:
-            raise self.wrong(key, f"a number from {REALS[0]:g} to {REALS[1]:g}")
+        if not least <= value <= largest:
+            raise self.wrong(key, f"a number from {least:g} to {largest:g}")
         return float(value)
+
+    def real_or_zero(self, key: str) -> float:
+        """A number above 0 that float32 holds, or 0: also where there is none."""
+        return self.real(key) if self.has(key) and self.value(key) != 0 else 0.0
+
+    def reals(self, key: str, length: int, *, largest: float = REALS[1]) -> tuple[float, ...]:
+        """`length` numbers above 0, up to `largest`."""
+        values = self.value(key)
+        if not isinstance(values, list | tuple) or len(values) != length:
+            shown = f"{len(values)} values" if isinstance(values, list | tuple) else type(values).__name__
+            raise CheckpointError(f"{self._where} says {key} = {shown}: it must be a list of {length} numbers")
+        each = ConfigKeys({f"{key}[{place}]": value for place, value in enumerate(values)}, self._where)
+        return tuple(each.real(f"{key}[{place}]", largest=largest) for place in range(length))
+
+    def names(self) -> tuple[str, ...]:
+        """The keys that are there."""
+        return tuple(key for key in self._raw if self.has(key))
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._raw.get(key)
@@ -79,7 +98,7 @@ class ConfigKeys:
             return None
         if not isinstance(value, Mapping):
             raise self.wrong(key, "a mapping")
-        return ConfigKeys(value, f"{self._where}, {key},")
+        return ConfigKeys(value, f"{self._where.removesuffix(',')}, {key},")
 
     def wrong(self, key: str, wanted: str) -> CheckpointError:
         value = repr(self._raw.get(key))

@@ -12,7 +12,9 @@ from mlxcel.core.family import Array, ForwardContext, WeightSchema, WeightSpec
 from mlxcel.core.kv import FullKV, KVSpec
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.config_keys import ConfigKeys
-from mlxcel.plugins.families.rope import Rope, rope_from_gguf, rope_from_hf
+from mlxcel.plugins.families.rope import Rope
+from mlxcel.plugins.families.rope_gguf import rope_from_gguf
+from mlxcel.plugins.families.rope_hf import rope_from_hf
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 MOST_LAYERS = 4096
@@ -57,6 +59,7 @@ class DecoderConfig:
             raise keys.wrong("use_sliding_window", "false: attention in a window is not supported")
         written = keys.word("hidden_act", (*ACTIVATIONS, *HF_ACTIVATIONS), default="silu")
         has_head = "lm_head.weight" in checkpoint.tensors
+        rope = rope_from_hf(keys, head_dim)
         fields: dict[str, Any] = {
             "vocab_size": keys.size("vocab_size"),
             "hidden": hidden,
@@ -65,9 +68,9 @@ class DecoderConfig:
             "kv_heads": keys.size("num_key_value_heads", heads),
             "head_dim": head_dim,
             "ffn": keys.size("intermediate_size"),
-            "context": keys.size("max_position_embeddings"),
+            "context": rope.window(keys.size("max_position_embeddings")),
             "norm_eps": keys.real("rms_norm_eps", 1e-6),
-            "rope": rope_from_hf(keys, head_dim),
+            "rope": rope,
             "tied": keys.flag("tie_word_embeddings", not has_head),
             "activation": HF_ACTIVATIONS.get(written, written),
             "qkv_bias": keys.flag("attention_bias", False),
@@ -84,11 +87,10 @@ class DecoderConfig:
         head_dim = keys.size("attention.key_length", _even_split(hidden, heads, keys))
         if keys.size("attention.value_length", head_dim) != head_dim:
             raise keys.wrong("attention.value_length", f"the key length {head_dim}")
-        if keys.size("rope.dimension_count", head_dim) != head_dim:
-            raise keys.wrong("rope.dimension_count", f"the head dimension {head_dim}")
         context = keys.size("context_length")
         if 0 < keys.count("attention.sliding_window") < context:
             raise keys.wrong("attention.sliding_window", f"at least the context {context}: no window is supported")
+        rope = rope_from_gguf(keys, head_dim, checkpoint)
         if keys.count("expert_count"):
             raise keys.wrong("expert_count", "0: mixtures of experts are not supported")
         fields: dict[str, Any] = {
@@ -99,9 +101,9 @@ class DecoderConfig:
             "kv_heads": keys.size("attention.head_count_kv", heads),
             "head_dim": head_dim,
             "ffn": keys.size("feed_forward_length"),
-            "context": context,
+            "context": rope.window(context),
             "norm_eps": keys.real("attention.layer_norm_rms_epsilon"),
-            "rope": rope_from_gguf(keys, head_dim, checkpoint),
+            "rope": rope,
             "tied": "output.weight" not in checkpoint.tensors,
             "qkv_bias": "blk.0.attn_q.bias" in checkpoint.tensors,
             "output_bias": "blk.0.attn_output.bias" in checkpoint.tensors,
@@ -175,7 +177,7 @@ class DecoderFamily:
 
     def forward(self, ctx: ForwardContext, config: DecoderConfig) -> Array:
         c, xp = config, ctx.xp
-        frequencies = c.rope.frequencies()
+        frequencies, turn = c.rope.frequencies(ctx.context), c.rope.attention_factor(ctx.context)
 
         def layer(i: Any, h: Array) -> Array:
             q, k, v = ctx.project(ctx.rms_norm(h, "attn_norm", layer=i, eps=c.norm_eps), "qkv", layer=i)
@@ -185,7 +187,7 @@ class DecoderFamily:
             if c.qk_norm:
                 q = ctx.rms_norm(q, "q_norm", layer=i, eps=c.norm_eps)
                 k = ctx.rms_norm(k, "k_norm", layer=i, eps=c.norm_eps)
-            q, k = ctx.rope(q, frequencies), ctx.rope(k, frequencies)
+            q, k = ctx.rope(q, frequencies, scale=turn), ctx.rope(k, frequencies, scale=turn)
             mixed = ctx.attend(q, k, v, layer=i, scale=c.head_dim**-0.5)
             h = h + ctx.project(mixed, "o", layer=i)[0]
             gate, up = ctx.project(ctx.rms_norm(h, "mlp_norm", layer=i, eps=c.norm_eps), "gate_up", layer=i)
