@@ -113,7 +113,10 @@ class _Walk:
         wants = self.reserve()
         for row, count in wants.items():
             taken = int(self.rng.integers(0, count + 1)) if self.rng.random() < 0.3 else count
-            self.kv.advance(row, taken)
+            try:
+                self.kv.advance(row, taken)
+            except CapacityError as error:
+                raise broken("advance", f"row {row} may not write {taken} of {count} reserved positions") from error
             account = self.rows[row]
             account.written += taken
             account.reserved -= taken
@@ -154,12 +157,12 @@ class _Walk:
         raise broken("reserve", f"{wants} is granted by a store of {self.kv.stats()}")
 
     def check_nothing_reserved(self) -> None:
+        for row in self.rows:
+            self.refused_advance(row)
         held = self.kv.stats()
         self.kv.reserve([])
         if self.kv.stats() != held:
             raise broken("reserve", f"refused, and pages were held all the same: {held}, then {self.kv.stats()}")
-        for row in self.rows:
-            self.refused_advance(row)
 
     def refused_advance(self, row: int) -> None:
         reserved = self.rows[row].reserved

@@ -1,0 +1,156 @@
+"""The kit for KV stores: the tree's own pass it, and a store that breaks a law is told which."""
+
+import numpy as np
+import pytest
+
+from mlxcel.core.kv import KVStats
+from mlxcel.errors import CapacityError, UnknownSequence
+from mlxcel.plugins.kv.dense import DenseKV
+from mlxcel.testing.store_kit import check_kv_store
+
+STORES = {"dense": DenseKV}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("store", STORES)
+def test_the_stores_of_the_tree_keep_all_laws(store, seed):
+    check_kv_store(STORES[store], seed=seed)
+
+
+def broken_by(**methods):
+    """What the kit says of a DenseKV with these methods."""
+    with pytest.raises(AssertionError) as caught:
+        check_kv_store(type("Broken", (DenseKV,), methods))
+    return str(caught.value)
+
+
+def half_reserve(self, wants):
+    """Grants the rows in order until one does not fit."""
+    try:
+        DenseKV.reserve(self, wants)
+    except CapacityError:
+        DenseKV.reserve(self, wants[:1])
+        raise
+
+
+def keeping_reserve(self, wants):
+    """Adds to the reservation before it."""
+    before = {row: kept.reserved for row, kept in self._rows.items()}
+    DenseKV.reserve(self, wants)
+    for row, kept in self._rows.items():
+        kept.reserved = max(kept.reserved, before[row])
+
+
+def leaking_open(self, sequence_id, capacity):
+    """A page that nobody can find again goes with each refusal."""
+    try:
+        DenseKV.open(self, sequence_id, capacity)
+    except CapacityError:
+        self.num_pages += 1
+        raise
+
+
+def long_advance(self, sequence_id, count):
+    row = self._row(sequence_id)
+    row.reserved = max(row.reserved, count)
+    DenseKV.advance(self, sequence_id, count)
+
+
+def short_trim(self, sequence_id, length):
+    return DenseKV.trim(self, sequence_id, max(0, length - 1))
+
+
+def keeping_trim(self, sequence_id, length):
+    """Its reservation outlives it."""
+    reserved = self._row(sequence_id).reserved
+    kept = DenseKV.trim(self, sequence_id, length)
+    self._row(sequence_id).reserved = max(reserved, 1)
+    return kept
+
+
+def forgetful_free(self, sequence_id):
+    DenseKV.free(self, sequence_id)
+    self._free.pop()
+
+
+def moving_table(self, sequence_id):
+    row = self._row(sequence_id)
+    return np.array([(row.page + (row.written > 100)) % self.num_pages], np.int32)
+
+
+LIES = [
+    ({"name": ""}, "stats: the store is named ''"),
+    ({"num_pages": property(lambda self: 0, lambda self, pages: None)}, "stats: the store is named 'dense' and has 0"),
+    ({"page_size": property(lambda self: 200, lambda self, size: None)}, "table: a page of 200 positions ends inside"),
+    ({"stats": lambda self: KVStats(4, 4, 1, 384)}, "stats: free and owned of"),
+    ({"stats": lambda self: KVStats(8, 8, 0, 384)}, "stats: "),
+    ({"free": forgetful_free}, "stats: free and owned of"),
+    ({"open": lambda self, row, capacity: self.nowhere(row)}, "open: no row is open"),
+    ({"open": leaking_open}, "open: refused, and KVStats("),
+    ({"reserve": half_reserve}, "advance: row"),
+    ({"reserve": keeping_reserve}, "advance: row"),
+    ({"reserve": lambda self, wants: None}, "advance: row"),
+    ({"advance": long_advance}, "advance: row"),
+    ({"trim": short_trim}, "trim: row"),
+    ({"trim": keeping_trim}, "advance: row"),
+    ({"page_table": lambda self, row: np.array([0], np.int32)}, "table: rows"),
+    ({"page_table": lambda self, row: np.array([4], np.int32)}, "table: of row 1 is [4], of 4 pages"),
+    ({"page_table": lambda self, row: np.zeros(0, np.int32)}, "table: row"),
+    ({"page_table": lambda self, row: DenseKV.page_table(self, row).astype(np.int64)}, "table: of row 1 is int64 [1]"),
+    ({"page_table": moving_table}, "table: "),
+]
+
+
+@pytest.mark.parametrize(("methods", "words"), LIES)
+def test_a_store_that_breaks_a_law_is_told_which(methods, words):
+    def nowhere(self, row):
+        raise CapacityError("no room")
+
+    assert broken_by(**{"nowhere": nowhere, **methods}).startswith(words)
+
+
+@pytest.mark.parametrize("method", ["free", "trim", "page_table", "advance", "reserve"])
+def test_a_row_that_was_never_open_must_be_refused(method):
+    def forgiving(self, *args):
+        try:
+            return getattr(DenseKV, method)(self, *args)
+        except UnknownSequence:
+            return 0
+
+    assert broken_by(**{method: forgiving}) == f"unknown: {method} of a row that was never open is taken"
+
+
+def test_a_store_whose_reservation_holds_pages_after_a_refusal_is_caught():
+    """All or none, by the counts of pages too."""
+
+    class Holding(DenseKV):
+        held = 0
+
+        def reserve(self, wants):
+            self.held = 0
+            try:
+                super().reserve(wants)
+            except CapacityError:
+                self.held = min(1, len(self._free))
+                raise
+
+        def stats(self):
+            stats = super().stats()
+            return KVStats(stats.total, stats.free - self.held, stats.owned + self.held, stats.page_size)
+
+    with pytest.raises(AssertionError, match="reserve: refused, and pages were held all the same"):
+        check_kv_store(Holding)
+
+
+def test_a_lone_row_that_does_not_get_its_capacity_is_caught():
+    """Spec V20: so a lone row can always reach N."""
+
+    class Tight(DenseKV):
+        def reserve(self, wants):
+            if sum(count for _row, count in wants) > 40:
+                super().reserve([])
+                raise CapacityError("no room")
+            super().reserve(wants)
+
+    with pytest.raises(AssertionError, match="is refused to the only row"):
+        check_kv_store(Tight)
