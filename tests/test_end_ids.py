@@ -13,7 +13,7 @@ from tiny_checkpoint import write_json, write_tiny_gguf, write_tiny_llama
 from mlxcel.errors import CheckpointError, MlxcelError, UsageError
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
-from mlxcel.plugins.tokenizers import gguf_bpe, hf_json
+from mlxcel.plugins.tokenizers import gguf_tokenizer, hf_json
 from mlxcel.text.end_ids import end_ids
 from mlxcel.text.generation_config import GenerationDefaults
 
@@ -92,7 +92,7 @@ def test_h_c5_tokenizer_and_files_together(tmp_path: Path) -> None:
     assert "tokenizer" in found.sources[1]
     assert str(tmp_path / "hf" / "generation_config.json") in found.sources[3]
     gguf = GgufCheckpoint(write_tiny_gguf(tmp_path / "tiny.gguf", metadata={"tokenizer.ggml.eot_token_id": 2}))
-    found = end_ids(gguf.config, GenerationDefaults.read("auto", gguf), gguf_bpe.load(gguf), (), VOCAB)
+    found = end_ids(gguf.config, GenerationDefaults.read("auto", gguf), gguf_tokenizer.load(gguf), (), VOCAB)
     assert dict(found.sources) == {1: ("tokenizer",), 2: ("tokenizer",), 3: ("tokenizer",)}
 
 

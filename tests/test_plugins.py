@@ -85,6 +85,7 @@ def test_mlxcel_tokenizers(both: PluginManager) -> None:
     assert behind_built_ins(both.tokenizers(), "letters").needs == "letters.txt"
     assert [(spec.needs, spec.priority) for spec in both.tokenizers().values()] == [
         ("tokenizer.json", 20),
+        ("tokenizer.model", 15),
         ("gguf", 10),
         ("letters.txt", 0),
     ]

@@ -15,7 +15,7 @@ from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import EmptyPrompt, RequestError, TemplateError
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
-from mlxcel.plugins.tokenizers import gguf_bpe, hf_json
+from mlxcel.plugins.tokenizers import gguf_tokenizer, hf_json
 from mlxcel.text.chat_template import ChatTemplate, select_template
 from mlxcel.text.prompt import check_ids, encode_chat, encode_raw
 
@@ -35,7 +35,7 @@ def tokenizers_by_bos(
         if request.param == "hf":
             made[adds] = hf_json.load(SafetensorsCheckpoint(write_tiny_llama(folder / str(adds), add_bos=adds)))
         else:
-            made[adds] = gguf_bpe.load(GgufCheckpoint(write_tiny_gguf(folder / f"{adds}.gguf", add_bos=adds)))
+            made[adds] = gguf_tokenizer.load(GgufCheckpoint(write_tiny_gguf(folder / f"{adds}.gguf", add_bos=adds)))
     return made
 
 
@@ -169,7 +169,7 @@ def test_no_ids_are_an_empty_prompt() -> None:
 def test_h_d9_the_default_models_prompts_are_the_reference_ones(smollm2_path: Path) -> None:
     """H-D9: ids of rendered chats and of raw texts equal those of the reference, and nothing of it is imported."""
     checkpoint = GgufCheckpoint(smollm2_path)
-    tok, chat = gguf_bpe.load(checkpoint), select_template(checkpoint)
+    tok, chat = gguf_tokenizer.load(checkpoint), select_template(checkpoint)
     references = {
         case["id"]: case["prompt_ids"] for case in json.loads((GOLDEN / "smollm2-135m.json").read_text())["cases"]
     }

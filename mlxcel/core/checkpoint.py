@@ -61,9 +61,9 @@ class Checkpoint(Protocol):
 
     @property
     def assets(self) -> Mapping[str, Any]:
-        """What is not a weight, parsed where it is JSON. Keys, each only when present: "tokenizer.json" (a Path),
-        "tokenizer_config.json", "generation_config.json", "special_tokens_map.json" (dicts), "chat_template.jinja"
-        (str), "chat_template.json" (dict), "gguf" (the metadata mapping, full keys)."""
+        """What is not a weight, parsed where it is JSON. Keys, each only when present: "tokenizer.json" and
+        "tokenizer.model" (Paths), "tokenizer_config.json", "generation_config.json", "special_tokens_map.json" (dicts),
+        "chat_template.jinja" (str), "chat_template.json" (dict), "gguf" (the metadata mapping, full keys)."""
         ...
 
     @property

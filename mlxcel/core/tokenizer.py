@@ -38,9 +38,10 @@ class Tokenizer(Protocol):
 
     @property
     def byte_exact(self) -> bool:
-        """Whether decode is exactly the UTF-8 decoding, with replacement, of the joined token_bytes (spec T3).
+        """Whether decode is exactly the UTF-8 decoding, with replacement, of the joined token_bytes (spec T3), those of
+        the first token that has any asked for with `first`.
 
-        True for byte-level and byte-fallback tokenizers without space rules; else decodes are compared (T4).
+        True for byte-level and byte-fallback tokenizers; else decodes are compared (T4).
         """
         ...
 
@@ -53,8 +54,9 @@ class Tokenizer(Protocol):
         """Text of ids; ids at or above `size` are "" (spec T6)."""
         ...
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Bytes of one token as `decode` would write it inside a text; b"" beyond `size`."""
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
+        """Bytes of one token as `decode` would write it inside a text, with `first` at the beginning of one (where
+        SentencePiece drops a space); b"" beyond `size`."""
         ...
 
     def is_special(self, token_id: int) -> bool:

@@ -39,7 +39,7 @@ class ByteTokenizer:
         kept = (b"" if skip_special and self.is_special(i) else self.token_bytes(i) for i in ids)
         return b"".join(kept).decode(errors="replace")
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         return bytes([token_id]) if 0 <= token_id < 256 else SPECIALS.get(token_id, "").encode()
 
     def is_special(self, token_id: int) -> bool:

@@ -45,15 +45,20 @@ class Detokeniser:
 
 
 class _Bytes:
-    """Tokens that are bytes, read as UTF-8 with replacement. Python's decoder replaces what the `tokenizers` library
-    replaces: each longest beginning of a character by one U+FFFD (Unicode, section 3.9)."""
+    """Tokens that are bytes, read as UTF-8 with replacement. Python's decoder replaces each longest beginning of a
+    character by one U+FFFD (Unicode, section 3.9)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = False
 
     def push(self, token_id: int) -> str:
-        return self._characters.decode(self._tokenizer.token_bytes(token_id))
+        data = self._tokenizer.token_bytes(token_id)
+        if data and not self._begun:
+            self._begun = True
+            data = self._tokenizer.token_bytes(token_id, first=True)
+        return self._characters.decode(data)
 
     def flush(self) -> str:
         return self._characters.decode(b"", final=True)

@@ -11,7 +11,7 @@ import tokenizers
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.tokenizers.end_of_turn import end_roles
 from mlxcel.plugins.tokenizers.library import LibraryTokenizer, spellings_by_id
-from mlxcel.plugins.tokenizers.pieces import decoder_pieces
+from mlxcel.plugins.tokenizers.pieces import decoder_table
 
 if TYPE_CHECKING:
     from mlxcel.core.checkpoint import Checkpoint
@@ -50,7 +50,7 @@ def load(checkpoint: Checkpoint) -> LibraryTokenizer:
         eos_ids=ends,
         prefix=obeying(settings.get("add_bos_token"), completed.get("bos"), prefix, 0),
         suffix=obeying(settings.get("add_eos_token"), completed.get("eos"), suffix, -1),
-        pieces=None if library.decoder is None else decoder_pieces(library.decoder.__getstate__(), tokens, added),
+        table=None if library.decoder is None else decoder_table(library.decoder.__getstate__(), tokens, added),
     )
 
 

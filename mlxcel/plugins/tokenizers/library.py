@@ -7,15 +7,15 @@ from functools import cached_property
 
 import tokenizers
 
-from mlxcel.plugins.tokenizers.pieces import byte_token
+from mlxcel.plugins.tokenizers.pieces import PieceTable, byte_token
 
 
 class LibraryTokenizer:
     """A `Tokenizer` over a `tokenizers.Tokenizer`, whose truncation and padding are switched off.
 
     `tokens` are the spellings by id ("" where an id is unused). `prefix` and `suffix` are the ids that `add_special`
-    puts around a text. `pieces`, where given, are the bytes of each token: decoding is then their join, read as UTF-8
-    with replacement, and `byte_exact`. Without them the library decodes: the text of a token depends on its place.
+    puts around a text. `table`, where given, has the bytes of each token: then decoding is their join, `byte_exact`.
+    Without it the library decodes: the text of a token depends on its place.
     """
 
     def __init__(
@@ -28,20 +28,20 @@ class LibraryTokenizer:
         eos_ids: frozenset[int],
         prefix: Sequence[int],
         suffix: Sequence[int],
-        pieces: Sequence[bytes] | None,
+        table: PieceTable | None,
     ) -> None:
         library.no_truncation()
         library.no_padding()
         self.size = len(tokens)
         self.special_ids = dict(special_ids)
         self.eos_ids = eos_ids
-        self.byte_exact = pieces is not None
+        self.byte_exact = table is not None
         self._library = library
         self._tokens = tokens
         self._special = frozenset(special)
         self._prefix = list(prefix)
         self._suffix = list(suffix)
-        self._pieces = pieces
+        self._table = table
         bos = self.special_ids.get("bos")
         self.adds_bos = bos is not None and self._prefix[:1] == [bos]
 
@@ -64,16 +64,17 @@ class LibraryTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
         skipped = self._special if skip_special else ()
         kept = [index for index in ids if 0 <= index < self.size and index not in skipped]
-        if self._pieces is None:
-            return str(self._library.decode(kept, skip_special_tokens=False))
-        pieces = self._pieces
-        return b"".join([pieces[index] for index in kept]).decode("utf-8", "replace")
+        if self._table is not None:
+            return self._table.text(kept)
+        return str(self._library.decode(kept, skip_special_tokens=False))
 
-    def token_bytes(self, token_id: int) -> bytes:
+    def token_bytes(self, token_id: int, *, first: bool = False) -> bytes:
         if not 0 <= token_id < self.size:
             return b""
-        if self._pieces is not None:
-            return self._pieces[token_id]
+        if self._table is not None:
+            return self._table.piece(token_id, first=first)
+        if first:
+            return self.decode([token_id], skip_special=False).encode()
         byte = byte_token(self._tokens[token_id])
         if byte is not None:
             return byte

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+import attrs
+
 SPACE: Final = "▁"  # how SentencePiece vocabularies write a space
 BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
 
@@ -36,35 +38,80 @@ def byte_level_pieces(tokens: Sequence[str], literal: Collection[int]) -> list[b
     return [token.encode() if index in literal else piece(token) for index, token in enumerate(tokens)]
 
 
-def byte_fallback_pieces(tokens: Sequence[str]) -> list[bytes]:
-    """Bytes of each token of a SentencePiece vocabulary with byte fallback and no rule for spaces but ▁.
-
-    Joined bytes that are no UTF-8 become U+FFFD as UTF-8 decoders do it, one for each broken sequence; the library
-    writes one for each byte of such a run, which cannot be done while a text grows.
-    """
+def sentencepiece_pieces(tokens: Sequence[str]) -> list[bytes]:
+    """Bytes of each token of a SentencePiece vocabulary, where ▁ is a space and "<0x0A>" a byte."""
     return [byte_token(token) or token.replace(SPACE, " ").encode() for token in tokens]
 
 
 def byte_token(token: str) -> bytes | None:
     """The byte of "<0x0A>", None for any other token."""
-    match = BYTE_TOKEN.fullmatch(token)
+    match = BYTE_TOKEN.fullmatch(token) if token.startswith("<0x") else None
     return bytes([int(match[1], 16)]) if match else None
 
 
-def decoder_pieces(decoder: bytes, tokens: Sequence[str], literal: Collection[int]) -> list[bytes] | None:
-    """The bytes of each token where the decoder of a tokenizer.json is a plain joining of bytes, else None.
+@attrs.frozen
+class PieceTable:
+    """The bytes of each token by id, and those it has as the first of a text, where a space may be dropped.
 
-    `decoder` is its JSON. A rule for spaces at the ends, as in Llama 2, makes a token's text depend on its place.
+    A text is the joined bytes, read as UTF-8 with replacement: each longest beginning of a character that is not
+    finished, and each byte that can begin none, is one U+FFFD (Unicode, section 3.9). That is one rule for a text that
+    grows and for a whole one, with an end inside a character or without. (The `tokenizers` library and sentencepiece
+    write one U+FFFD a byte, the library for every byte of a run that is not UTF-8 throughout: nobody could show a
+    character of such a run before its end.)
+    """
+
+    pieces: Sequence[bytes]
+    first: Sequence[bytes]
+
+    def piece(self, token_id: int, *, first: bool) -> bytes:
+        return (self.first if first else self.pieces)[token_id]
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Of ids in the table. The first is the first that has any bytes, whether or not some are left."""
+        parts = [self.pieces[index] for index in ids]
+        begin = next((place for place, part in enumerate(parts) if part), None)
+        if begin is not None:
+            parts[begin] = self.first[ids[begin]]
+        return b"".join(parts).decode("utf-8", "replace")
+
+
+def byte_level_table(tokens: Sequence[str], literal: Collection[int]) -> PieceTable:
+    pieces = byte_level_pieces(tokens, literal)
+    return PieceTable(pieces, pieces)
+
+
+def dropping_one_space(pieces: Sequence[bytes]) -> PieceTable:
+    """The space that was put in front of a text is taken away again."""
+    return PieceTable(pieces, [piece.removeprefix(b" ") for piece in pieces])
+
+
+def decoder_table(decoder: bytes, tokens: Sequence[str], literal: Collection[int]) -> PieceTable | None:
+    """The table of a tokenizer.json, or None where its decoder does more than to join bytes and to drop a space.
+
+    `decoder` is its JSON; `literal` are the ids of added tokens. "Strip" is Llama 2's rule and drops one space in front
+    of a text; "Metaspace" drops every ▁ of the first token.
     """
     steps = flat_steps(json.loads(decoder))
-    kinds = [step["type"] for step in steps]
+    kinds = [step["type"] for step in steps if step["type"] != "Fuse"]
     if kinds == ["ByteLevel"]:
-        return byte_level_pieces(tokens, literal)
-    if kinds == ["Replace", "ByteFallback", "Fuse"]:
-        replace = steps[0]
-        if replace.get("pattern") == {"String": SPACE} and replace.get("content") == " ":
-            return byte_fallback_pieces(tokens)
+        return byte_level_table(tokens, literal)
+    if kinds[:2] == ["Replace", "ByteFallback"] and _is_space_rule(steps[0]):
+        pieces = sentencepiece_pieces(tokens)
+        if kinds[2:] == []:
+            return PieceTable(pieces, pieces)
+        if kinds[2:] == ["Strip"] and (steps[-1]["content"], steps[-1]["start"], steps[-1]["stop"]) == (" ", 1, 0):
+            return dropping_one_space(pieces)
+    if sorted(kinds) == ["ByteFallback", "Metaspace"]:
+        metaspace = next(step for step in steps if step["type"] == "Metaspace")
+        if metaspace["replacement"] == SPACE:
+            pieces = sentencepiece_pieces(tokens)
+            kept = metaspace["prepend_scheme"] == "never"
+            return PieceTable(pieces, pieces if kept else sentencepiece_pieces([t.replace(SPACE, "") for t in tokens]))
     return None
+
+
+def _is_space_rule(step: Mapping[str, Any]) -> bool:
+    return step.get("pattern") == {"String": SPACE} and step.get("content") == " "
 
 
 def flat_steps(decoder: Any) -> list[dict[str, Any]]:

@@ -18,6 +18,13 @@ LLAMA3: Final = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2: Final = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+WORD_OF_CASE: Final = rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{{end}}|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{{end}}"
+TEKKEN: Final = WORD_OF_CASE.replace("{end}", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT4O: Final = (
+    WORD_OF_CASE.replace("{end}", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?")
+    + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 @attrs.frozen
@@ -38,10 +45,20 @@ class PreTokenizer:
         return normalizers.NFC() if self.nfc else None
 
 
+LLAMA_BPE: Final = PreTokenizer((LLAMA3,), ignore_merges=True, adds_bos=True)
+SMOLLM: Final = PreTokenizer((r"\p{N}", GPT2))
 PRE_TOKENIZERS: Final = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": PreTokenizer((GPT2,)),
-    "llama-bpe": PreTokenizer((LLAMA3,), ignore_merges=True, adds_bos=True),
+    "llama-bpe": LLAMA_BPE,
+    "llama3": LLAMA_BPE,
+    "llama-v3": LLAMA_BPE,
+    "lfm2": LLAMA_BPE,
+    "smaug-bpe": PreTokenizer((LLAMA3,)),
     "qwen2": PreTokenizer((QWEN2,), nfc=True),
-    "smollm": PreTokenizer((r"\p{N}", GPT2)),
+    "smollm": SMOLLM,
+    "refact": SMOLLM,
+    "starcoder": SMOLLM,
+    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, adds_bos=True),
+    "gpt-4o": PreTokenizer((GPT4O,)),
 }
