@@ -11,7 +11,7 @@ from mlxcel.core.request import SamplingParams, SequenceSpec
 from mlxcel.direct import generate
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner
-from mlxcel.plugins.tokenizers.gguf_bpe import load
+from mlxcel.plugins.tokenizers.gguf_tokenizer import load
 from mlxcel.text.chat_template import select_template
 from mlxcel.text.prompt import encode_chat, encode_raw
 

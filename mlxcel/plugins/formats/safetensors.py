@@ -139,8 +139,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_assets(path: Path) -> dict[str, Any]:
     """Everything beside the weights, under the keys of `Checkpoint.assets`."""
     assets: dict[str, Any] = {name: read_json_object(path / name) for name in JSON_ASSETS if (path / name).is_file()}
-    if (path / "tokenizer.json").is_file():
-        assets["tokenizer.json"] = path / "tokenizer.json"
+    assets |= {name: path / name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()}
     template = path / "chat_template.jinja"
     if template.is_file():
         if template.stat().st_size > MAX_BYTES:
