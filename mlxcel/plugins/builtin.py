@@ -40,7 +40,8 @@ def mlxcel_tokenizers() -> list[TokenizerSpec]:
     tokenizers = "mlxcel.plugins.tokenizers"
     return [
         TokenizerSpec("hf-json", "tokenizer.json", f"{tokenizers}.hf_json:load", needs="tokenizer.json", priority=20),
-        TokenizerSpec("gguf-bpe", "BPE of GGUF metadata", f"{tokenizers}.gguf_bpe:load", needs="gguf", priority=10),
+        TokenizerSpec("hf-model", "SentencePiece", f"{tokenizers}.hf_model:load", needs="tokenizer.model", priority=15),
+        TokenizerSpec("gguf", "GGUF metadata", f"{tokenizers}.gguf_tokenizer:load", needs="gguf", priority=10),
     ]
 
 
