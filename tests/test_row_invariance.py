@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from company import PATIENT, check_company, company
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_engine import assert_same_bits, real_engine
 from tiny_checkpoint import write_tiny_llama
@@ -15,8 +16,6 @@ from mlxcel_reference_numpy.attention import attend_token
 from mlxcel_reference_numpy.context import ACTIVATIONS
 from mlxcel_reference_numpy.products import row_products
 from mlxcel_reference_numpy.storage import Pages
-
-PATIENT = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
 
 SHAPES = {
     "tiny": {},
@@ -46,37 +45,6 @@ def small(request, tmp_path_factory):
 def real_layer():
     """One layer of the default model's own shapes, and its head: 49152 x 576."""
     return real_engine(seeded_checkpoint(Llama(), "llama", REAL_LAYER))
-
-
-def company(vocab):
-    """Prompts, steps, chunks, and turns: who takes part in each step, in which place of it."""
-
-    @st.composite
-    def draw(pick):
-        rows = pick(st.integers(1, 9))
-        seed = pick(st.integers(0, 2**32 - 1))
-        rng = np.random.default_rng(seed)
-        lengths = pick(st.lists(st.sampled_from([1, 2, 5, 16, 17, 40]), min_size=rows, max_size=rows))
-        prompts = [rng.integers(0, vocab, length) for length in lengths]
-        steps = pick(st.lists(st.integers(0, 4), min_size=rows, max_size=rows))
-        chunks = pick(st.lists(st.sampled_from([1, 3, 7, 64]), min_size=rows, max_size=rows))
-        turns = []
-        for _ in range(200):
-            joined = [index for index in range(rows) if rng.random() < 0.7]
-            turns.append(list(rng.permutation(joined)))
-        return prompts, steps, chunks, turns
-
-    return draw()
-
-
-def check_company(real, case):
-    prompts, steps, chunks, turns = case
-    crowd = real.together(prompts, steps, chunks, turns)
-    assert len(crowd) == len(prompts), "every row ended"
-    for index, prompt in enumerate(prompts):
-        logits, output = real.alone(prompt, steps[index])
-        assert_same_bits(logits, crowd[index][0], f"row {index} of {len(prompts)}")
-        assert output == crowd[index][1]
 
 
 @settings(max_examples=15, **PATIENT)
