@@ -51,7 +51,7 @@ def load_weights(schema: WeightSchema, checkpoint: Checkpoint, progress: Progres
         out = arrays[place.weight.name, place.layer]
         if place.expert is not None:
             out = out[place.expert]
-        checkpoint.read(name, out)
+        checkpoint.read(name, out.reshape(checkpoint.tensors[name].shape))  # a view: it is contiguous
         transform = place.weight.transforms.get(checkpoint.naming)
         if transform is not None:
             out[...] = transform(out)
@@ -94,7 +94,7 @@ def _check(names: dict[str, TensorPlace], checkpoint: Checkpoint) -> None:
         )
     for name, place in names.items():
         shape = checkpoint.tensors[name].shape
-        if shape != place.shape:
+        if not place.fits(shape):
             raise CheckpointError(
                 f"{checkpoint.path}: tensor {name} is {list(shape)}, the config makes it {list(place.shape)}"
             )

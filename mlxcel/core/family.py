@@ -61,8 +61,12 @@ class TensorPlace:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the tensor must be."""
+        """What the tensor must be, but for axes of length 1, which formats add and drop."""
         return self.weight.shape if self.expert is None else self.weight.shape[1:]
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of that shape can be it."""
+        return [size for size in shape if size != 1] == [size for size in self.shape if size != 1]
 
 
 @attrs.frozen

@@ -13,11 +13,25 @@ from mlxcel.plugins.sources import gemma3, smollm2, tiny
 
 @hookimpl
 def mlxcel_families() -> list[FamilySpec]:
-    families = "mlxcel.plugins.families"
+    known = (
+        # name, summary, module:class, model_type of config.json, general.architecture of GGUF
+        ("llama", "Llama 2 and 3", "llama:Llama", ("llama",), ("llama",)),
+        ("mistral", "Mistral", "mistral:Mistral", ("mistral",), ()),
+        ("mixtral", "Mixtral, a mixture of experts", "mistral:Mixtral", ("mixtral",), ()),
+        ("qwen2", "Qwen 2 and 2.5, dense", "qwen:Qwen2", ("qwen2",), ("qwen2",)),
+        ("qwen3", "Qwen 3, dense", "qwen:Qwen3", ("qwen3",), ("qwen3",)),
+        ("qwen3-moe", "Qwen 3, a mixture of experts", "qwen:Qwen3Moe", ("qwen3_moe",), ("qwen3moe",)),
+        ("phi3", "Phi 3 and 4", "phi:Phi3", ("phi3",), ("phi3",)),
+        ("gemma2", "Gemma 2", "gemma:Gemma2", ("gemma2",), ("gemma2",)),
+        ("gemma3", "Gemma 3, its text", "gemma:Gemma3", ("gemma3_text",), ("gemma3",)),
+        ("granite", "Granite 3, dense", "granite:Granite", ("granite",), ("granite",)),
+        ("smollm3", "SmolLM 3", "smollm:SmolLM3", ("smollm3",), ("smollm3",)),
+        ("lfm2", "LFM 2, convolutions and attention", "lfm:Lfm2", ("lfm2",), ("lfm2",)),
+        ("tiny", "a seeded toy, for tests", "tiny:Tiny", ("mlxcel-tiny",), ()),
+    )
     return [
-        FamilySpec("llama", "Llama 2 and 3", f"{families}.llama:Llama", model_types=("llama",), gguf_archs=("llama",)),
-        FamilySpec("qwen3", "Qwen 3, dense", f"{families}.qwen:Qwen3", model_types=("qwen3",), gguf_archs=("qwen3",)),
-        FamilySpec("tiny", "a seeded toy, for tests", f"{families}.tiny:Tiny", model_types=("mlxcel-tiny",)),
+        FamilySpec(name, summary, f"mlxcel.plugins.families.{target}", model_types=model_types, gguf_archs=archs)
+        for name, summary, target, model_types, archs in known
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mlxcel.errors import CheckpointError
@@ -21,10 +21,18 @@ class ConfigKeys:
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self._raw = raw
         self._where = where
+        self._asked: set[str] = set()
 
     def has(self, key: str) -> bool:
         """Whether the key is there; null counts as not there."""
-        return self._raw.get(key) is not None
+        return self._get(key) is not None
+
+    def refuse_unread(self, neutral: Mapping[str, tuple[Any, ...]], family: str) -> None:
+        """CheckpointError when a key of `neutral` that nobody asked for has a value that is not a neutral one."""
+        for key, values in neutral.items():
+            if key not in self._asked and self._raw.get(key) not in values:
+                known = " or ".join("left out" if value is None else repr(value) for value in values)
+                raise self.wrong(key, f"{known}: the family {family} has no such thing")
 
     def value(self, key: str) -> Any:
         if not self.has(key):
@@ -40,9 +48,53 @@ class ConfigKeys:
             raise self.wrong(key, f"an integer from 1 to {largest}")
         return value
 
-    def count(self, key: str) -> int:
-        """An integer of 0 or more; 0 where there is none."""
-        return self.size(key) if self._raw.get(key) else 0
+    def count(self, key: str, default: int = 0) -> int:
+        """An integer of 0 or more."""
+        value = self._get(key)
+        if value is None:
+            return default
+        return 0 if value == 0 and not isinstance(value, bool) else self.size(key)
+
+    def words(self, key: str, known: tuple[str, ...], length: int) -> tuple[str, ...]:
+        """A list of `length` known words."""
+        return tuple(self._list(key, length, lambda value: value in known, f"one of {', '.join(known)}"))
+
+    def flags(self, key: str, length: int) -> tuple[bool, ...]:
+        """A list of `length` values of true and false, or 1 and 0."""
+        return tuple(bool(value) for value in self._list(key, length, lambda value: value in (0, 1), "1 or 0"))
+
+    def indices(self, key: str, below: int) -> frozenset[int]:
+        """A list of integers from 0 to `below` - 1; none where there is no list."""
+        if not self.has(key):
+            return frozenset()
+
+        def known(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
+
+        return frozenset(self._list(key, None, known, f"an integer from 0 to {below - 1}"))
+
+    def counts(self, key: str, length: int) -> tuple[int, ...]:
+        """A list of `length` integers of 0 or more."""
+
+        def known(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+        return tuple(self._list(key, length, known, f"an integer from 0 to {LARGEST}"))
+
+    def _list(self, key: str, length: int | None, known: Callable[[Any], bool], each: str) -> Sequence[Any]:
+        values = self.value(key)
+        if not isinstance(values, list | tuple) or (length is not None and len(values) != length):
+            count = "" if length is None else f"{length} times "
+            raise self.wrong(key, f"a list, {count}{each}")
+        for place, value in enumerate(values):
+            if not known(value):
+                shown = ConfigKeys({f"{key}[{place}]": value}, self._where)
+                raise shown.wrong(f"{key}[{place}]", f"{each}: nothing else is supported")
+        return values
+
+    def _get(self, key: str) -> Any:
+        self._asked.add(key)
+        return self._raw.get(key)
 
     def real(
         self, key: str, default: float | None = None, *, least: float = REALS[0], largest: float = REALS[1]
@@ -75,7 +127,7 @@ class ConfigKeys:
         return tuple(key for key in self._raw if self.has(key))
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self._raw.get(key)
+        value = self._get(key)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -93,7 +145,7 @@ class ConfigKeys:
 
     def within(self, key: str) -> ConfigKeys | None:
         """A mapping inside this one, or None."""
-        value = self._raw.get(key)
+        value = self._get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):

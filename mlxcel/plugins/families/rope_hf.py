@@ -146,12 +146,17 @@ def _scaled(plain: Rope, keys: ConfigKeys, config: ConfigKeys) -> Rope:
             raise keys.wrong(name, "left out: what it does to the ropes is not supported")
     match _type(keys):
         case "linear":
-            original = _original(keys, config, config.size("max_position_embeddings"))
+            most = config.size("max_position_embeddings")
+            original = _original(keys, config, most, most=most)
             return attrs.evolve(plain, scaling=Linear(_factor(keys, original), original))
         case "dynamic":
             original = config.size("max_position_embeddings")
-            if _original(keys, config, original) != original:
-                raise keys.wrong("original_max_position_embeddings", f"max_position_embeddings {original} or left out")
+            if (other := _original(keys, config, original, most=original)) != original:
+                raise CheckpointError(
+                    f"config.json: dynamic ropes are stretched from max_position_embeddings {original}, and not from "
+                    f"original_max_position_embeddings {other}",
+                    hint="remove the one that is wrong",
+                )
             scaling = Dynamic(_factor(keys, original), original)
             if plain.dim == 2 or scaling.stretched_base(plain.base, plain.dim) > BASES[1]:
                 raise keys.wrong(
@@ -169,7 +174,7 @@ def _scaled(plain: Rope, keys: ConfigKeys, config: ConfigKeys) -> Rope:
 
 def _yarn(plain: Rope, keys: ConfigKeys, config: ConfigKeys) -> Rope:
     most = config.size("max_position_embeddings")
-    original = _original(keys, config, most)
+    original = _original(keys, config, most, most=most)
     factor = _factor(keys, original, most / original)
     scaling = Yarn(
         factor, original, keys.real("beta_fast", 32.0), keys.real("beta_slow", 1.0), keys.flag("truncate", True)
@@ -181,7 +186,7 @@ def _yarn(plain: Rope, keys: ConfigKeys, config: ConfigKeys) -> Rope:
 
 def _longrope(plain: Rope, keys: ConfigKeys, config: ConfigKeys) -> Rope:
     most = config.size("max_position_embeddings")
-    original = _original(keys, config)
+    original = _original(keys, config, most=most)
     factor = _factor(keys, original, most / original)
     pairs = plain.dim // 2
     scaling = LongRope(
@@ -204,15 +209,13 @@ def _llama3(keys: ConfigKeys, config: ConfigKeys) -> Scaling:
     return Llama3Scaling(_factor(keys, original), low, high, original)
 
 
-def _original(keys: ConfigKeys, config: ConfigKeys, default: int | None = None) -> int:
-    """original_max_position_embeddings of the mapping or, where Phi-3 has it, of the config itself."""
+def _original(keys: ConfigKeys, config: ConfigKeys, default: int | None = None, *, most: int = LARGEST) -> int:
+    """original_max_position_embeddings of the mapping or, where Phi-3 has it, of the config itself; 1 to `most`."""
     name = "original_max_position_embeddings"
     owner = keys if keys.has(name) or not config.has(name) else config
-    original = owner.size(name, default)
+    original = owner.size(name, default, largest=most)
     if config.has(name) and config.size(name) != original:
         raise keys.wrong(name, f"{config.size(name)} as config.json says outside of it")
-    if config.has("max_position_embeddings") and original > (most := config.size("max_position_embeddings")):
-        raise owner.wrong(name, f"at most max_position_embeddings {most}")
     return original
 
 
