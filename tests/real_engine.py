@@ -23,9 +23,9 @@ class KeepingSampler(ChainSampler):
 
     logits = None
 
-    def draw(self, xp, logits, sampling):
+    def draw(self, xp, logits, sampling, carry):
         self.logits = logits
-        return super().draw(xp, logits, sampling)
+        return super().draw(xp, logits, sampling, carry)
 
 
 class KeepingBackend(NumpyBackend):

@@ -9,6 +9,7 @@ import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.plugins.sampling.noise import threefry2x32
 
@@ -37,10 +38,17 @@ def flat_logits(rows, size, spread=1.0):
     return ((word >> np.uint32(8)) * np.float32(2.0**-24) * np.float32(spread)).astype(np.float32)
 
 
+def no_carry(rows):
+    """No draw is in flight."""
+    return Carry(np.zeros(rows, np.int32), np.zeros(rows, np.float32))
+
+
 @functools.cache
 def traced(sampler, stages, top_logprobs):
     """`sampler.draw` jitted, kept for the next call of the same kind."""
-    return jax.jit(lambda logits, arrays: sampler.draw(jnp, logits, SamplingArrays(stages, arrays, top_logprobs)))
+    return jax.jit(
+        lambda logits, arrays, carry: sampler.draw(jnp, logits, SamplingArrays(stages, arrays, top_logprobs), carry)
+    )
 
 
 @functools.cache
@@ -51,12 +59,13 @@ def chain(vocab, tokenizer_size=None):
 def draw(xp, logits, rows, positions, *, sampler=None, stages=None):
     """Draw for rows of SamplingParams. Eager on NumPy, jitted on JAX; arrays come back as NumPy's."""
     sampler = sampler or chain(logits.shape[-1])
-    sampling = sampler.pack([sampler.open(spec(row)) for row in rows], positions)
+    sampling = sampler.pack([sampler.open(spec(row)) for row in rows], positions, [False] * len(rows))
+    carry = no_carry(len(rows))
     if stages is not None:
         sampling = attrs.evolve(sampling, stages=stages)
     if xp is np:
-        return sampler.draw(np, logits, sampling)
-    drawn = traced(sampler, sampling.stages, sampling.top_logprobs)(logits, dict(sampling.params))
+        return sampler.draw(np, logits, sampling, carry)
+    drawn = traced(sampler, sampling.stages, sampling.top_logprobs)(logits, dict(sampling.params), carry)
     return type(drawn)(*(None if field is None else np.asarray(field) for field in drawn))
 
 

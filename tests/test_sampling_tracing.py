@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_rows import NINE, flat_logits, params, spec
+from sampling_rows import NINE, flat_logits, no_carry, params, spec
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.plugins.sampling.chain import STAGES, ChainSampler
@@ -35,10 +35,10 @@ STAGE_SETS = [
 def test_no_stage_sorts_the_vocabulary(stages, top_logprobs):
     """Spec S42."""
     sampler = ChainSampler(vocab=317, tokenizer_size=300)
-    packed = sampler.pack([sampler.open(spec(row)) for row in NINE], range(9))
+    packed = sampler.pack([sampler.open(spec(row)) for row in NINE], range(9), [False] * 9)
 
     def step(logits, arrays):
-        return sampler.draw(jnp, logits, SamplingArrays(stages, arrays, top_logprobs))
+        return sampler.draw(jnp, logits, SamplingArrays(stages, arrays, top_logprobs), no_carry(9))
 
     found = set(primitives(jax.make_jaxpr(step)(flat_logits(9, 317), dict(packed.params)).jaxpr))
     assert "argmax" in found
@@ -60,7 +60,7 @@ def test_changing_values_never_retraces():
     @jax.jit
     def step(logits, arrays):
         traces.append(1)
-        return sampler.draw(jnp, logits, SamplingArrays(STAGES, arrays)).tokens
+        return sampler.draw(jnp, logits, SamplingArrays(STAGES, arrays), no_carry(2)).tokens
 
     rng = np.random.default_rng(0)
     for n in range(20):
@@ -71,6 +71,6 @@ def test_changing_values_never_retraces():
             top_p=float(rng.random()),
             min_p=float(rng.random()),
         )
-        packed = sampler.pack([sampler.open(spec(row)), sampler.open(spec(params()))], [n, 2**20 + n])
+        packed = sampler.pack([sampler.open(spec(row)), sampler.open(spec(params()))], [n, 2**20 + n], [False] * 2)
         step(flat_logits(2, 317), dict(packed.params))
     assert len(traces) == 1

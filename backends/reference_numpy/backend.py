@@ -15,7 +15,7 @@ from mlxcel.core.family import ModelFamily
 from mlxcel.core.kv import KVLayout
 from mlxcel.core.plan import CARRY, StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
-from mlxcel.core.sampling import Sampler
+from mlxcel.core.sampling import Carry, Sampler
 from mlxcel.core.source import Progress
 from mlxcel.errors import DeviceError, UsageError
 from mlxcel_reference_numpy.context import NumpyContext
@@ -36,6 +36,7 @@ class _Running:
     layout: KVLayout
     storage: list[LayerStorage]
     last_tokens: np.ndarray  # int32 [slots]
+    last_observed: np.ndarray  # float32 [slots]
 
 
 class NumpyBackend:
@@ -74,7 +75,9 @@ class NumpyBackend:
         self._model = _Model(family, config, load_weights(family.schema(config), checkpoint, progress))
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
-        self._running = _Running(sampler, layout, make_storage(layout), np.zeros(layout.slots, np.int32))
+        self._running = _Running(
+            sampler, layout, make_storage(layout), np.zeros(layout.slots, np.int32), np.zeros(layout.slots, np.float32)
+        )
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
         """A slot's ring is masked by its row's length, and its state begins as zeros at position 0."""
@@ -94,9 +97,15 @@ class NumpyBackend:
             if not len(plan.draw_rows):
                 nothing = np.zeros(0, np.int32)
                 return StepResult(nothing, nothing, routes=launches)
-            drawn = running.sampler.draw(np, logits, plan.sampling)
-        running.last_tokens[plan.slots[plan.draw_rows]] = drawn.tokens
-        return StepResult(drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, launches)
+            slots = plan.slots[plan.draw_rows]
+            carry = Carry(running.last_tokens[slots], running.last_observed[slots])
+            drawn = running.sampler.draw(np, logits, plan.sampling, carry)
+        running.last_tokens[slots] = drawn.tokens
+        if drawn.observed is not None:
+            running.last_observed[slots] = drawn.observed
+        return StepResult(
+            drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, drawn.observed, launches
+        )
 
     def read(self, handle: StepResult) -> StepResult:
         return handle

@@ -354,7 +354,7 @@ class Engine:
             wanted = row.spec.params.logprobs
             logprobs = None if wanted is None else result.token_logprobs(place, wanted)
             resolution = self._finish.resolve(row.finish_state, token)
-            self._commit(row, token, resolution)
+            self._commit(row, token, None if result.observed is None else float(result.observed[place]), resolution)
         except Exception as error:
             log.warning("sequence %d failed behind the forward", row.id, exc_info=error)
             fault = error if isinstance(error, MlxcelError) else RowFault(f"sequence {row.id}: {error!r}")
@@ -373,9 +373,9 @@ class Engine:
             return self._fail(row, short)
         return outcome
 
-    def _commit(self, row: Sequence, token: int, resolution: Resolution) -> None:
+    def _commit(self, row: Sequence, token: int, observed: float | None, resolution: Resolution) -> None:
         if resolution.appended:
-            self._sampler.commit(row.sampler_state, token)
+            self._sampler.commit(row.sampler_state, token, observed)
             row.output.append(token)
         if resolution.ending is not None:
             row.state, row.ending = SequenceState.FINISHED, resolution.ending
@@ -471,6 +471,12 @@ class Engine:
         rows = [self._row(part.sequence_id) for part in parts]
         longest = self._settings.chunk if self._kv_spec.windowed else None
         check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level, longest=longest)
+        for row, part in zip(rows, parts, strict=True):
+            if row.drawing and draws(row, part) and not self._sampler.closed(row.sampler_state):
+                raise BatchShapeError(
+                    f"sequence {row.id}: its sampler must know the token in flight before the next draw",
+                    hint="collect the step in flight first",
+                )
         return rows
 
     def _check_idle(self) -> None:

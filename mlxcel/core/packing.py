@@ -39,7 +39,11 @@ def pack_step(
         sequence_ids=np.array([row.id for row in rows], np.int64),
         logits_rows=query_start[1:][draw_rows] - 1,
         draw_rows=draw_rows,
-        sampling=sampler.pack([rows[int(r)].sampler_state for r in draw_rows], [int(seq_lens[r]) for r in draw_rows]),
+        sampling=sampler.pack(
+            [rows[int(r)].sampler_state for r in draw_rows],
+            [int(seq_lens[r]) for r in draw_rows],
+            [rows[int(r)].drawing > 0 for r in draw_rows],
+        ),
     )
 
 

@@ -157,6 +157,7 @@ class StepResult:
     logprobs: np.ndarray | None = None  # [R] float32, of the drawn token
     top_ids: np.ndarray | None = None  # [R, n] int32, by (value descending, id ascending)
     top_logprobs: np.ndarray | None = None  # [R, n] float32
+    observed: np.ndarray | None = None  # [R] float32, for Sampler.commit
     routes: Mapping[str, int] = attrs.field(factory=dict)  # layer calls by attention route
 
     def token_logprobs(self, place: int, count: int) -> TokenLogprobs | None:

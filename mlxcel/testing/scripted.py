@@ -21,7 +21,7 @@ from mlxcel.core.kv import FullKV, KVLayout, KVSpec, KVStore
 from mlxcel.core.observe import Observer, Observers
 from mlxcel.core.plan import StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
-from mlxcel.core.sampling import Sampler
+from mlxcel.core.sampling import Carry, Sampler
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
@@ -60,6 +60,8 @@ class ScriptedBackend:
         self._clock = clock or ManualClock()
         self._delay = delay
         self._rows: dict[int, SequenceSpec] = {}
+        self._last: dict[int, int] = {}
+        self._observed: dict[int, float] = {}
         self._sampler: Sampler | None = None
         self.steps = 0
         self.tokens = 0
@@ -108,9 +110,23 @@ class ScriptedBackend:
             if index >= len(script):
                 raise IndexError(f"the script of {spec.request_id!r} ends after {len(script)} tokens")
             logits[place, script[index]] = CERTAIN
-        drawn = self._sampler.draw(np, logits, plan.sampling)
+        slots = plan.slots[plan.draw_rows]
+        tokens, observed = (
+            np.array([kept.get(int(slot), 0) for slot in slots]) for kept in (self._last, self._observed)
+        )
+        carry = Carry(tokens.astype(np.int32), observed.astype(np.float32))
+        drawn = self._sampler.draw(np, logits, plan.sampling, carry)
+        for place, slot in enumerate(slots.tolist()):
+            self._last[slot] = int(drawn.tokens[place])
+            self._observed[slot] = 0.0 if drawn.observed is None else float(drawn.observed[place])
         return StepResult(
-            drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, {"script": plan.num_rows}
+            drawn.tokens,
+            drawn.status,
+            drawn.logprobs,
+            drawn.top_ids,
+            drawn.top_logprobs,
+            drawn.observed,
+            {"script": plan.num_rows},
         )
 
     def read(self, handle: StepResult) -> StepResult:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.request import SamplingParams, SequenceSpec
-from mlxcel.core.sampling import Drawn
+from mlxcel.core.sampling import Carry, Drawn
 from mlxcel.errors import RequestError
 from mlxcel.plugins.sampling import filters, noise
 from mlxcel.plugins.sampling.logprobs import best, log_softmax
@@ -55,10 +55,13 @@ class ChainSampler:
             )
         return ChainState(spec.params)
 
-    def commit(self, state: ChainState, token: int) -> None:
+    def commit(self, state: ChainState, token: int, observed: float | None) -> None:
         """These stages remember nothing."""
 
-    def pack(self, states: Sequence[ChainState], positions: Sequence[int]) -> SamplingArrays:
+    def closed(self, state: ChainState) -> bool:
+        return True
+
+    def pack(self, states: Sequence[ChainState], positions: Sequence[int], pending: Sequence[bool]) -> SamplingArrays:
         rows = [state.params for state in states]
         drawing = [row for row in rows if not row.greedy]
         active = {
@@ -85,7 +88,7 @@ class ChainSampler:
             top_logprobs=max(wanted) if wanted else None,
         )
 
-    def draw(self, xp: Any, logits: Any, sampling: SamplingArrays) -> Drawn:
+    def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         """As `Sampler.draw`. A row with a status other than 0 gets id -1; its log-probabilities mean nothing."""
         # Logits of opposite ends of float32 differ by more than it holds: -inf is then the right distance.
         with np.errstate(over="ignore"):
