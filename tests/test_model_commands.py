@@ -9,6 +9,7 @@ from types import ModuleType
 
 import attrs
 import pytest
+import tokenizers
 from click.testing import CliRunner, Result
 from source_doubles import GGUF, LICENCE, WEIGHTS, CountingFetch, Recorder, no_fetch, register
 
@@ -16,7 +17,8 @@ import mlxcel.cli.download
 import mlxcel.cli.list
 import mlxcel.cli.rm
 from mlxcel.core.source import ModelSource
-from mlxcel.errors import UnknownModel, UsageError
+from mlxcel.errors import DownloadError, UnknownModel, UsageError
+from mlxcel.plugins.manager import PluginManager
 from mlxcel.store import ModelStore
 
 
@@ -77,6 +79,81 @@ def test_download_verifies_and_force_fetches(context: Context, monkeypatch: pyte
     with pytest.raises(UnknownModel, match="'absent'"):
         run(mlxcel.cli.download, context, "absent")
     assert run(mlxcel.cli.download, context).exit_code == 2
+
+
+def test_download_tells_a_notice_apart_from_paths(context: Context) -> None:
+    context.sources = {"tiny": attrs.evolve(context.sources["tiny"], notice="read https://terms.example")}
+    result = run(mlxcel.cli.download, context, "tiny")
+    assert result.stdout == f"{context.store_root / 'tiny' / GGUF}\n"
+    assert context.said == ["notice: read https://terms.example"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tiny", "--revision", "v1"), "'tiny' has no revisions"),
+        (("o/n@v1", "--revision", "v2"), "names the revision 'v1' and --revision 'v2'"),
+        (("o/n", "--revision", "a b"), "is no branch, tag or commit"),
+        (("tiny", "other", "--export-tokenizer", "out"), "of one model, 2 are named"),
+        (("tiny", "--export-tokenizer", "full"), "full is not empty"),
+    ],
+)
+def test_what_download_refuses_before_it_fetches(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(UsageError, match=words) as caught:
+        run(mlxcel.cli.download, context, *arguments)
+    assert caught.value.hint
+    assert not context.store_root.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "asked"),
+    [
+        ("o/n", "v1", "o/n@v1"),
+        ("o/n:q8_0", "v1", "o/n@v1:Q8_0"),
+        ("o/n@v1", "v1", "o/n@v1"),
+        ("o/n", "main", "o/n"),
+        ("o/n", "refs/pr/1", "o/n@refs/pr/1"),
+    ],
+)
+def test_a_revision_is_part_of_the_name(context: Context, name: str, revision: str, asked: str) -> None:
+    context.offline = True
+    with pytest.raises(DownloadError, match=f"^{asked} is not in the model store"):
+        run(mlxcel.cli.download, context, name, "--revision", revision)
+
+
+def test_download_exports_the_tokenizer_of_what_is_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = PluginManager.load(only=(), trace=None)
+    context = Context(tmp_path / "store", manager.model_sources())
+    monkeypatch.setattr(Context, "plugins", lambda self: manager)
+    for place in (1, 2):
+        folder = tmp_path / f"out{place}"
+        result = run(mlxcel.cli.download, context, "tiny", "--export-tokenizer", str(folder))
+        assert result.stdout == f"{context.store_root / 'tiny'}\n"
+        written = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        assert written.encode("hi<|im_end|>").ids == [*b"hi", 258]
+        assert "<|im_start|>" in json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    assert context.said == [
+        f"tokenizer: {tmp_path}/out{place}/tokenizer.json, {tmp_path}/out{place}/tokenizer_config.json"
+        for place in (1, 2)
+    ]
+
+
+def test_a_model_of_the_hub_is_listed_and_removed_by_its_name(context: Context) -> None:
+    """Fetched as the hub's source does it, with a commit, under a name that is none of a folder."""
+    source = attrs.evolve(context.sources["tiny"], name="o/n:Q4_1", license="gemma", revision="c0ffee")
+    ModelStore(context.store_root).fetch(source)
+    context.sources = {}
+    _, line = run(mlxcel.cli.list, context).stdout.splitlines()
+    assert line.split()[:6] == ["o/n:Q4_1", "307.2", "kB", "gguf", "Q4_1", "gemma"]
+    [row] = json.loads(run(mlxcel.cli.list, context, "--json").stdout)
+    assert (row["name"], row["revision"], row["license"]) == ("o/n:Q4_1", "c0ffee", "gemma")
+    assert run(mlxcel.cli.rm, context, "-y", "o/n:Q4_1").exit_code == 0
+    assert ModelStore(context.store_root).list() == []
 
 
 def test_list_shows_stored_models_and_registered_names(context: Context) -> None:

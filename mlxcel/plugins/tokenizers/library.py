@@ -94,6 +94,12 @@ class LibraryTokenizer:
     def token_text(self, token_id: int) -> str:
         return self._tokens[token_id] if 0 <= token_id < self.size else ""
 
+    def as_library(self) -> tokenizers.Tokenizer:
+        """A tokenizer of the library's own that encodes as this one does, `prefix` and `suffix` included."""
+        from mlxcel.plugins.tokenizers.as_library import surrounded
+
+        return surrounded(self._library, self._prefix, self._suffix)
+
 
 def encodable(text: str) -> str:
     """The text with lone surrogates, which have no UTF-8, as U+FFFD; pairs become the character they stand for."""

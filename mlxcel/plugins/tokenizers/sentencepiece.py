@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from mlxcel.plugins.tokenizers.library import encodable
 from mlxcel.plugins.tokenizers.pieces import PieceTable, dropping_one_space, sentencepiece_pieces
@@ -12,6 +13,9 @@ from mlxcel.plugins.tokenizers.spaces import Normaliser
 from mlxcel.plugins.tokenizers.spellings import Spellings
 from mlxcel.plugins.tokenizers.token_kinds import CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 from mlxcel.plugins.tokenizers.unigram import Unigram
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 class SentencePieceTokenizer:
@@ -50,6 +54,8 @@ class SentencePieceTokenizer:
         self._prefix = list(prefix)
         self._suffix = list(suffix)
         self._space_once = space_once
+        self._model = model
+        self._strips = (frozenset(strips_before), frozenset(strips_after))
         self._ids = model.pieces()
         self._bytes = model.byte_ids()
         self._unknown = next(iter(model.ids_of(UNKNOWN)), self.special_ids.get("unk"))
@@ -119,6 +125,14 @@ class SentencePieceTokenizer:
 
     def token_text(self, token_id: int) -> str:
         return self._tokens[token_id] if 0 <= token_id < self.size else ""
+
+    def as_library(self) -> tokenizers.Tokenizer:
+        """A tokenizer of the `tokenizers` library that encodes as this one does, nearly: see `of_sentencepiece`."""
+        from mlxcel.plugins.tokenizers.as_library import of_sentencepiece, surrounded
+
+        before, after = self._strips
+        library = of_sentencepiece(self._model, space_once=self._space_once, strips_before=before, strips_after=after)
+        return surrounded(library, self._prefix, self._suffix)
 
 
 def segmenter(model: SentencePieceModel, ids: Mapping[str, int]) -> Callable[[str], list[str]]:
