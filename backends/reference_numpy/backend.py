@@ -75,9 +75,8 @@ class NumpyBackend:
         self._model = _Model(family, config, load_weights(family.schema(config), checkpoint, progress))
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
-        self._running = _Running(
-            sampler, layout, make_storage(layout), np.zeros(layout.slots, np.int32), np.zeros(layout.slots, np.float32)
-        )
+        tokens, observed = np.zeros(layout.slots, np.int32), np.zeros(layout.slots, np.float32)
+        self._running = _Running(sampler, layout, make_storage(layout), tokens, observed)
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
         """A slot's ring is masked by its row's length, and its state begins as zeros at position 0."""
@@ -103,9 +102,7 @@ class NumpyBackend:
         running.last_tokens[slots] = drawn.tokens
         if drawn.observed is not None:
             running.last_observed[slots] = drawn.observed
-        return StepResult(
-            drawn.tokens, drawn.status, drawn.logprobs, drawn.top_ids, drawn.top_logprobs, drawn.observed, launches
-        )
+        return StepResult(*drawn, launches)
 
     def read(self, handle: StepResult) -> StepResult:
         return handle

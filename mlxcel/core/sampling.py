@@ -10,7 +10,7 @@ from mlxcel.core.request import SequenceSpec
 
 
 class Drawn(NamedTuple):
-    """Output of Sampler.draw, arrays of the backend's own kind. Fields as in StepResult."""
+    """Output of Sampler.draw, arrays of the backend's own kind. Fields and their order as in StepResult."""
 
     tokens: Any  # [R] int32
     status: Any  # [R] int32

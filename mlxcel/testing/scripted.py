@@ -60,8 +60,8 @@ class ScriptedBackend:
         self._clock = clock or ManualClock()
         self._delay = delay
         self._rows: dict[int, SequenceSpec] = {}
-        self._last: dict[int, int] = {}
-        self._observed: dict[int, float] = {}
+        self._last = np.zeros(0, np.int32)
+        self._observed = np.zeros(0, np.float32)
         self._sampler: Sampler | None = None
         self.steps = 0
         self.tokens = 0
@@ -89,6 +89,8 @@ class ScriptedBackend:
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
         self._sampler = sampler
+        self._last = np.zeros(layout.slots, np.int32)
+        self._observed = np.zeros(layout.slots, np.float32)
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
         if spec.request_id not in self._scripts:
@@ -111,23 +113,12 @@ class ScriptedBackend:
                 raise IndexError(f"the script of {spec.request_id!r} ends after {len(script)} tokens")
             logits[place, script[index]] = CERTAIN
         slots = plan.slots[plan.draw_rows]
-        tokens, observed = (
-            np.array([kept.get(int(slot), 0) for slot in slots]) for kept in (self._last, self._observed)
-        )
-        carry = Carry(tokens.astype(np.int32), observed.astype(np.float32))
+        carry = Carry(self._last[slots], self._observed[slots])
         drawn = self._sampler.draw(np, logits, plan.sampling, carry)
-        for place, slot in enumerate(slots.tolist()):
-            self._last[slot] = int(drawn.tokens[place])
-            self._observed[slot] = 0.0 if drawn.observed is None else float(drawn.observed[place])
-        return StepResult(
-            drawn.tokens,
-            drawn.status,
-            drawn.logprobs,
-            drawn.top_ids,
-            drawn.top_logprobs,
-            drawn.observed,
-            {"script": plan.num_rows},
-        )
+        self._last[slots] = drawn.tokens
+        if drawn.observed is not None:
+            self._observed[slots] = drawn.observed
+        return StepResult(*drawn, {"script": plan.num_rows})
 
     def read(self, handle: StepResult) -> StepResult:
         self._clock.advance(self._delay)
