@@ -40,18 +40,6 @@ def test_h_l1_what_would_change_the_answer_is_never_read_and_dropped(tmp_path, o
     assert words in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_scaling": LLAMA3},
-        {"rope_theta": 5e5, "rope_scaling": LLAMA3},
-    ],
-)
-def test_h_l1_both_keys_may_say_the_same(tmp_path, overrides):
-    rope = Llama().parse_config(SafetensorsCheckpoint(write_tiny_llama(tmp_path, config_overrides=overrides))).rope
-    assert (rope.base, rope.scaling.factor, rope.scaling.original_context) == (5e5, 8.0, 128)
-
-
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
 def test_a_lone_surrogate_in_a_json_file_is_refused_by_the_file(tmp_path, name):
     folder = write_tiny_llama(tmp_path)

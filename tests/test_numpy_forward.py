@@ -10,9 +10,11 @@ import reference_forward
 from real_engine import real_engine
 from tiny_checkpoint import tiny_config, tiny_weights, write_json, write_safetensors, write_tiny_gguf, write_tiny_llama
 
-from mlxcel.plugins.families.llama import Llama
+from mlxcel.plugins.families.config_keys import ConfigKeys
 from mlxcel.plugins.families.qwen import Qwen3
 from mlxcel.plugins.families.rope import Rope
+from mlxcel.plugins.families.rope_gguf import rope_from_gguf
+from mlxcel.plugins.families.rope_hf import rope_from_hf
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 
@@ -116,8 +118,10 @@ def test_h_l21_gguf_gives_the_bits_of_its_folder(tmp_path, options):
     assert ours(folder, ids).tobytes() == ours(file, ids).tobytes()
 
 
-def config_of(tmp_path, **overrides):
-    return Llama().parse_config(SafetensorsCheckpoint(write_tiny_llama(tmp_path, config_overrides=overrides)))
+def rope_of(tmp_path, **overrides):
+    """The rope of a checkpoint whose heads have 16 dims."""
+    checkpoint = SafetensorsCheckpoint(write_tiny_llama(tmp_path, config_overrides=overrides))
+    return rope_from_hf(ConfigKeys(checkpoint.config, "config.json"), 16)
 
 
 SPELLINGS = {
@@ -132,15 +136,15 @@ SPELLINGS = {
 @pytest.mark.parametrize("position", [0, 1000, 9000])
 def test_h_l1_llama3_at_far_positions(tmp_path, overrides, position):
     """Each spelling, against the published formula written out wave by wave, in radians at that position."""
-    frequencies = config_of(tmp_path, **overrides).rope.frequencies(2048)
+    frequencies = rope_of(tmp_path, **overrides).frequencies(2048)
     expected = reference_forward.inverse_frequencies(16, 10000.0, LLAMA3)
     np.testing.assert_allclose(frequencies * np.float64(position), expected * position, rtol=2e-7, atol=0)
     assert not np.allclose(frequencies, reference_forward.inverse_frequencies(16, 10000.0), rtol=1e-3)
 
 
 def test_h_l3_theta_has_a_documented_default(tmp_path):
-    assert config_of(tmp_path, rope_theta=None).rope == Rope(16, 10000.0)
-    assert config_of(tmp_path / "b", rope_theta=500000.0).rope == Rope(16, 500000.0)
+    assert rope_of(tmp_path, rope_theta=None) == Rope(16, 10000.0)
+    assert rope_of(tmp_path / "b", rope_theta=500000.0) == Rope(16, 500000.0)
 
 
 def test_h_l1_gguf_keeps_llama3_as_a_tensor(tmp_path, monkeypatch):
@@ -155,7 +159,8 @@ def test_h_l1_gguf_keeps_llama3_as_a_tensor(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", with_factors)
     file = GgufCheckpoint(write_tiny_gguf(tmp_path / "tiny.gguf"))
-    np.testing.assert_allclose(Llama().parse_config(file).rope.frequencies(2048), bent, rtol=3e-7)
+    rope = rope_from_gguf(ConfigKeys(file.config, "the GGUF metadata"), 16, file)
+    np.testing.assert_allclose(rope.frequencies(2048), bent, rtol=3e-7)
     folder = SafetensorsCheckpoint(write_tiny_llama(tmp_path / "hf", config_overrides={"rope_scaling": LLAMA3}))
     ids = np.random.default_rng(0).integers(0, 320, 30)
     np.testing.assert_allclose(ours(file, ids), ours(folder, ids), rtol=0, atol=ROUNDING)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rope_vectors import LLAMA3, NUMBERS, hf, rope_vectors
 
@@ -51,11 +51,13 @@ def close(ours, formula):
     np.testing.assert_allclose(ours, formula, rtol=ROUNDING, atol=0)
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, CONTEXTS)
 def test_h_l3_the_plain_rope(base, dim, context):
     close(Rope(dim, base).frequencies(context), plain(base, dim))
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, FACTORS, CONTEXTS)
 def test_linear_divides_positions(base, dim, factor, context):
     """2306.15595: position p is read as p / factor."""
@@ -64,6 +66,7 @@ def test_linear_divides_positions(base, dim, factor, context):
     close(turned, np.outer(positions / factor, plain(base, dim)))
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, FACTORS, CONTEXTS)
 def test_dynamic_keeps_the_fastest_pair_and_interpolates_the_slowest(base, dim, factor, context):
     """The base is chosen so that the slowest pair turns as if positions were divided by factor² - factor + 1."""
@@ -75,11 +78,13 @@ def test_dynamic_keeps_the_fastest_pair_and_interpolates_the_slowest(base, dim, 
     np.testing.assert_allclose(long[-1], plain(base, dim)[-1] / stretch, rtol=4 * ROUNDING)
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, CONTEXTS, st.booleans())
 def test_yarn_of_factor_1_is_the_plain_rope(base, dim, context, truncate):
     close(Rope(dim, base, Yarn(1.0, context, truncate=truncate)).frequencies(context), plain(base, dim))
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, FACTORS, CONTEXTS, st.booleans())
 def test_yarn_by_the_turns_of_each_wave(base, dim, factor, context, truncate):
     """2309.00071 3.2: waves of many turns are kept, of few are interpolated, and nothing leaves that range."""
@@ -95,6 +100,7 @@ def test_yarn_by_the_turns_of_each_wave(base, dim, factor, context, truncate):
     assert np.all(frequencies >= unscaled / factor * (1 - ROUNDING))
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, FACTORS, CONTEXTS)
 def test_yarn_mixes_in_a_straight_line_over_the_pairs(base, dim, factor, context):
     """Without `truncate`, pair i of those between: by how far i is from the pair of 32 turns to the pair of 1."""
@@ -110,6 +116,7 @@ def test_yarn_mixes_in_a_straight_line_over_the_pairs(base, dim, factor, context
     )
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, FACTORS, CONTEXTS)
 def test_llama3_by_the_length_of_each_wave(base, dim, factor, context):
     ours = Rope(dim, base, Llama3Scaling(factor, 1.0, 4.0, context)).frequencies(context)
@@ -119,6 +126,7 @@ def test_llama3_by_the_length_of_each_wave(base, dim, factor, context):
         assert frequency == pytest.approx(kept * unscaled + (1 - kept) * unscaled / factor, rel=20 * ROUNDING)
 
 
+@settings(deadline=None)
 @given(BASES, DIMS, CONTEXTS, st.data())
 def test_longrope_divides_each_pair_by_its_own_number(base, dim, context, data):
     numbers = st.lists(st.floats(0.5, 100), min_size=dim // 2, max_size=dim // 2)
