@@ -58,9 +58,10 @@ class SentencePieceModel:
         found: dict[str, int] = {}
         for index in self.ids_of(NORMAL, USER_DEFINED if self.unigram else UNUSED):
             piece = self.as_normalised(index)
+            if not piece:  # a row without a spelling
+                continue
             if found.setdefault(piece, index) != index:
                 raise self._fault(f"token {shown(piece)} occurs twice, as {found[piece]} and {index}")
-        found.pop("", None)  # a row without a spelling
         return found
 
     def as_normalised(self, index: int) -> str:
