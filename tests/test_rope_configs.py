@@ -11,7 +11,7 @@ from rope_vectors import HEAD, NUMBERS, SCALINGS, hf
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.config_keys import ConfigKeys
 from mlxcel.plugins.families.rope import Rope
-from mlxcel.plugins.families.rope_hf import FULL, SLIDING, rope_from_hf, ropes_from_hf
+from mlxcel.plugins.families.rope_hf import FULL, SLIDING, ropes_from_hf
 from mlxcel.plugins.families.rope_scaling import Linear, LongRope
 from mlxcel.plugins.families.rope_yarn import Yarn
 
@@ -44,8 +44,6 @@ def test_h_l3_no_scaling(scaling):
     """H-L3: rope_theta as written, else 10000."""
     assert hf(scaling=scaling) == hf(rope_parameters=scaling) == Rope(HEAD, 10000.0)
     assert hf(scaling=scaling, rope_theta=500000) == Rope(HEAD, 500000.0)
-    keys = ConfigKeys({"rope_scaling": scaling}, "config.json")
-    assert rope_from_hf(keys, HEAD, default_base=1e6) == Rope(HEAD, 1e6)
 
 
 @pytest.mark.parametrize("kind", ["su", "longrope", "yarn"])
@@ -103,7 +101,7 @@ LINEAR8 = {"rope_type": "linear", "factor": 8.0}
 )
 def test_h_l1_gemma_3_turns_its_sliding_layers_otherwise(config):
     """All of global base and scaling for the full layers, and the plain rope of the local base for the others."""
-    found = kinds_of(config, default_base=1e6, local_base=1e4)
+    found = kinds_of({"rope_theta": 1e6, **config}, local_base=1e4)
     assert found == {FULL: Rope(HEAD, 1e6, Linear(8.0, 4096)), SLIDING: Rope(HEAD, 1e4)}
 
 

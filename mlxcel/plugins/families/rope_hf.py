@@ -28,13 +28,13 @@ EXPECTED = (
 """Keys of a scaling of any type. One that is none of these would change the answer in a way nobody here knows."""
 
 
-def rope_from_hf(keys: ConfigKeys, head_dim: int, *, default_base: float = DEFAULT_BASE) -> Rope:
+def rope_from_hf(keys: ConfigKeys, head_dim: int) -> Rope:
     """The one rope of a model whose layers all have the same, from `rope_theta`, `rope_scaling`, `rope_parameters`.
 
-    `default_base` is rope_theta where the config has none. CheckpointError names the key that is wrong or not known.
+    CheckpointError names the key that is wrong or not known.
     """
     kinds = sorted({kind for _, inner in _mappings(keys) for kind in _kinds(inner)}) or [FULL]
-    ropes = ropes_from_hf(keys, head_dim, kinds, default_base=default_base)
+    ropes = ropes_from_hf(keys, head_dim, kinds)
     if len(set(ropes.values())) > 1:
         raise CheckpointError(
             f"config.json: rope_parameters differ between {' and '.join(kinds)}, and the model turns all layers alike"
@@ -43,12 +43,7 @@ def rope_from_hf(keys: ConfigKeys, head_dim: int, *, default_base: float = DEFAU
 
 
 def ropes_from_hf(
-    keys: ConfigKeys,
-    head_dim: int,
-    kinds: Sequence[str],
-    *,
-    default_base: float = DEFAULT_BASE,
-    local_base: float | None = None,
+    keys: ConfigKeys, head_dim: int, kinds: Sequence[str], *, local_base: float | None = None
 ) -> dict[str, Rope]:
     """A rope for each of `kinds` of attention layers (FULL, SLIDING).
 
@@ -61,7 +56,7 @@ def ropes_from_hf(
     ropes = {}
     for kind in kinds:
         local = local_base if kind == SLIDING else None
-        base = _base(keys, "rope_theta", default_base) if local is None else local
+        base = _base(keys, "rope_theta", DEFAULT_BASE) if local is None else local
         found = {}
         for name, inner in _mappings(keys):
             if not _kinds(inner):
