@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import attrs
+
+if TYPE_CHECKING:
+    import pytest
 
 COMMIT = "c0ffee" + "0" * 34
 LARGE = (".safetensors", ".gguf", ".bin")  # these are kept apart from Git, as the hub keeps them
@@ -65,6 +71,18 @@ def serving(repositories: dict[str, Repository]) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def serving_alone(repositories: dict[str, Repository], monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[Hub]:
+    """As `serving`, with the library's own variables naming this hub and nothing else, also for children."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    with serving(repositories) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_HOME", str(home))
+        yield hub
 
 
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
@@ -172,6 +190,23 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body[half:])
 
     return Handler
+
+
+WEIGHTS = bytes(range(256)) * 3000
+SAFETENSORS = {
+    "model.safetensors": WEIGHTS,
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "LICENSE": b"Permission is granted.\n",
+    "README.md": b"# n\n",
+    "pytorch_model.bin": b"\x80\x04evil",
+}
+GGUFS = {"m-Q8_0.gguf": WEIGHTS, "m-Q4_0.gguf": WEIGHTS[:1000], "LICENSE": b"l"}
+
+
+def two_repositories() -> dict[str, Repository]:
+    """One of safetensors, one of two GGUF files."""
+    return {"o/n": Repository(SAFETENSORS), "o/g": Repository(GGUFS)}
 
 
 def large(name: str) -> bool:

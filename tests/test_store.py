@@ -360,6 +360,31 @@ def test_quantisation_as_the_name_tells_it(name: str, quantisation: str | None) 
     assert file_quantisation([name]) == quantisation
 
 
+@pytest.mark.parametrize(
+    ("config", "quantisation"),
+    [
+        (b'{"dtype": "bfloat16"}', "bfloat16"),
+        (b'{"torch_dtype": "float16"}', "float16"),
+        (b'{"dtype": "float32", "torch_dtype": "float16"}', "float32"),
+        (b"{}", None),
+        (b"[]", None),
+        (b"\xff", None),
+        (b'{"dtype": 7}', None),
+        (b'{"dtype": "a\\u001b[31mb"}', None),
+    ],
+)
+def test_quantisation_of_a_folder_as_its_config_declares_it(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch, config: bytes, quantisation: str | None
+) -> None:
+    def fetch(target: Path, progress: Progress) -> None:
+        (target / "model.safetensors").write_bytes(b"a")
+        (target / "config.json").write_bytes(config)
+
+    files = (ModelFile("model.safetensors", sha256(b"a")), ModelFile("config.json", None))
+    store.fetch(ModelSource("tiny", "", 2, "MIT", files, register(monkeypatch, fetch).fetch))
+    assert [model.quantisation for model in store.list()] == [quantisation]
+
+
 def test_bytes_for_people() -> None:
     counts = (0, 999, 1000, 92_871_040, 999_949_999, 999_950_000, 5_000_000_000_000)
     assert [format_bytes(count) for count in counts] == [

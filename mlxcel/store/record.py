@@ -62,7 +62,11 @@ class StoredModel:
 
     @property
     def quantisation(self) -> str | None:
-        return file_quantisation(file.name for file in self.files)
+        """As the name of a GGUF file tells it, or the type that config.json declares."""
+        told = file_quantisation(file.name for file in self.files)
+        if told is None and any(file.name == "config.json" for file in self.files):
+            return _declared_type(self.folder / "config.json")
+        return told
 
     def damage(self) -> str | None:
         """What is wrong with its files by name and size alone, without reading them; None: nothing."""
@@ -94,6 +98,12 @@ def file_quantisation(names: Iterable[str]) -> str | None:
     return next((found[1].upper() for name in names if (found := _QUANTISATION.search(name))), None)
 
 
+def _declared_type(path: Path) -> str | None:
+    config = _read_json(path)
+    found = (config.get("dtype") or config.get("torch_dtype")) if isinstance(config, dict) else None
+    return found if isinstance(found, str) and found.isidentifier() and len(found) <= 32 else None
+
+
 def write_record(model: StoredModel) -> None:
     """Puts the record into `model.folder`: whole or not at all, also where the machine stops in between."""
     text = json.dumps(
@@ -122,11 +132,15 @@ def write_record(model: StoredModel) -> None:
 
 def read_record(folder: Path) -> StoredModel | None:
     """The model in `folder`; None where there is no record, or none that can be believed."""
+    return _structure(_read_json(folder / RECORD), folder)
+
+
+def _read_json(path: Path) -> Any:
+    """None for what is not there, too large, or no JSON."""
     try:
-        with open(folder / RECORD, "rb") as stream:
+        with open(path, "rb") as stream:
             text = stream.read(_RECORD_LIMIT + 1)
-        raw = json.loads(text) if len(text) <= _RECORD_LIMIT else None
-        return _structure(raw, folder)
+        return json.loads(text) if len(text) <= _RECORD_LIMIT else None
     except (OSError, ValueError, RecursionError):
         return None
 
