@@ -24,7 +24,8 @@ from provenance import provenance
 
 from mlxcel.core.engine import Engine
 from mlxcel.core.family import WeightSchema
-from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
 from mlxcel.plugins.families.llama import Llama

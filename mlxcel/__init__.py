@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mlxcel.core.engine import Engine
-    from mlxcel.core.request import SamplingParams
+    from mlxcel.core.params import SamplingParams
     from mlxcel.plugins.hookspecs import hookimpl
 
     __version__: str
@@ -15,7 +15,7 @@ __all__ = ["Engine", "SamplingParams", "__version__", "hookimpl"]
 
 _PLACES = {
     "Engine": "mlxcel.core.engine",
-    "SamplingParams": "mlxcel.core.request",
+    "SamplingParams": "mlxcel.core.params",
     "hookimpl": "mlxcel.plugins.hookspecs",
 }
 

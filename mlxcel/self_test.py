@@ -11,7 +11,8 @@ import numpy as np
 
 from mlxcel.core.checkpoint import TensorInfo
 from mlxcel.core.engine import Engine
-from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
 from mlxcel.core.result import RequestResult
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress

@@ -5,7 +5,8 @@ import numpy as np
 
 from mlxcel.core.engine import Engine
 from mlxcel.core.plan import Decode, Piece
-from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
 from mlxcel.plugins.families.llama import Llama

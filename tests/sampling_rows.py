@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
-from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.plugins.sampling.noise import threefry2x32

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from real_engine import real_engine
 
-from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
 from mlxcel.direct import generate
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner

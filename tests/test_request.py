@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from mlxcel.core.request import RULES, SamplingParams, resolve_sampling
+from mlxcel.core.params import RULES, SamplingParams
+from mlxcel.core.request import resolve_sampling
 from mlxcel.errors import RequestError
 
 GOOD = {

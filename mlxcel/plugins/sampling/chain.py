@@ -9,7 +9,8 @@ import attrs
 import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
-from mlxcel.core.request import SamplingParams, SequenceSpec
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Carry, Drawn
 from mlxcel.errors import RequestError
 from mlxcel.plugins.sampling import filters, noise
