@@ -144,7 +144,15 @@ def test_t23_the_best_sum_of_all_segmentations_is_found(scores: dict[str, float]
 
 def test_of_equal_sums_the_longest_last_piece_wins() -> None:
     assert Unigram({"a": -1.0, "aa": -1.0})("aaa") == ["a", "aa"]
-    assert Unigram({"a": -1.0, "aa": -1.0}, ["ab"])("aab") == ["a", "ab"]
+
+
+def test_user_defined_pieces_are_nearly_always_on_the_best_path() -> None:
+    """As sentencepiece 0.2.3 has it: a tenth for each byte but the first, and a better path around them wins."""
+    scores = {"a": -1.0, "b": -1.0, "é": -1.0, "aba": -0.8, "aéa": -0.85}
+    assert Unigram(scores)("abab") == ["aba", "b"]
+    assert Unigram(scores, ["ab"])("abab") == ["ab", "ab"]
+    assert Unigram(scores, ["ab"])("aba") == ["aba"]  # 0.1 - 1 against -0.8
+    assert Unigram(scores, ["aé"])("aéa") == ["aé", "a"]  # 0.2 - 1 against -0.85
 
 
 # --- spellings -------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Collection, Mapping
 from typing import Final
 
-UNKNOWN_PENALTY: Final = 10.0  # below the worst piece; this and the next: sentencepiece, `unigram_model.cc`
-USER_DEFINED_PENALTY: Final = 0.1  # below as many bytes of the best score, which counts from 0
+UNKNOWN_PENALTY: Final = 10.0  # below the worst piece; sentencepiece, `unigram_model.cc`
+USER_DEFINED_BONUS: Final = 0.1  # for each byte but the first; as sentencepiece 0.2.3 answers
 
 
 class Unigram:
@@ -15,12 +15,11 @@ class Unigram:
 
     The best path over a text's characters (Viterbi, https://arxiv.org/abs/1804.10959), with sums in float32 and, of
     equal sums, the path whose last piece is longest, as sentencepiece has it. A character that is no piece costs the
-    penalty; user-defined pieces cost so little that paths around them are rare.
+    penalty; user-defined pieces cost nothing, so that paths around them are rare.
     """
 
     def __init__(self, scores: Mapping[str, float], user_defined: Collection[str] = ()) -> None:
-        best = max(0.0, *scores.values())
-        bonus = {piece: _float32(len(piece.encode()) * best - USER_DEFINED_PENALTY) for piece in user_defined}
+        bonus = {piece: _float32(USER_DEFINED_BONUS * (len(piece.encode()) - 1)) for piece in user_defined}
         self._scores = {**scores, **bonus}
         self._unknown = _float32(min(scores.values(), default=0.0) - UNKNOWN_PENALTY)
         lengths: dict[str, set[int]] = {}
