@@ -240,10 +240,11 @@ def test_a_scaling_that_is_no_mapping_is_refused(key, value):
         hf(**{key: value})
 
 
-def test_dynamic_needs_more_than_one_pair():
-    """The exponent is dim / (dim - 2)."""
-    with pytest.raises(CheckpointError, match=r"factor = 2\.0: it must be less: 2 turned dims"):
-        hf(2, scaling={"type": "dynamic", "factor": 2.0})
+@pytest.mark.parametrize(("dim", "base"), [(2, 1e4), (4, 1e30)])
+def test_dynamic_that_has_no_base_is_refused(dim, base):
+    """The exponent is dim / (dim - 2), and the base must be one that float32 holds."""
+    with pytest.raises(CheckpointError, match=rf"factor = 2\.0: it must be less: {dim} turned dims"):
+        hf(dim, scaling={"type": "dynamic", "factor": 2.0}, rope_theta=base)
 
 
 # --- damage -------------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ def test_gguf_names_its_keys_as_the_gguf_package_does():
 
 
 def test_h_l3_gguf_plain():
+    """A type of none is the last word."""
+    assert of_gguf({"rope.scaling.type": "none", "rope.scaling.factor": 8.0}) == Rope(HEAD)
     assert of_gguf() == of_gguf({"rope.scaling.type": "none"}) == Rope(HEAD, 10000.0)
     assert of_gguf({"rope.freq_base": 1e6, "rope.dimension_count": 16}) == Rope(16, 1e6)
 
