@@ -35,6 +35,7 @@ from mlxcel.errors import DownloadError
 from mlxcel.plugins.builtin import mlxcel_model_sources
 from mlxcel.plugins.sources import gemma3, smollm2
 from mlxcel.plugins.sources.pip_wheels import Member, PipWheels, Wheel
+from mlxcel.plugins.sources.watched_child import bytes_under
 from mlxcel.store import ModelStore
 
 REPOSITORY = Path(__file__).parent.parent
@@ -185,6 +186,22 @@ def test_progress_is_the_growth_of_tmpdir_where_pip_tells_nothing(wheel: Path, t
     assert 70 in told
     assert told == sorted(told), "a bar never goes back"
     assert told[-1] == wheel.stat().st_size
+
+
+def test_a_file_with_a_hole_counts_what_is_written_of_it(tmp_path: Path) -> None:
+    """A library that writes the parts of a file in parallel makes it as long as the whole at once."""
+    with open(tmp_path / "file", "wb") as stream:
+        stream.seek(64 << 20)
+        stream.write(b"x" * 4096)
+        stream.flush()
+        before = bytes_under(tmp_path)
+        stream.seek(1 << 20)
+        stream.write(b"x" * (1 << 20))
+        stream.flush()
+        os.fsync(stream.fileno())
+        after = bytes_under(tmp_path)
+    assert before < 1 << 20, "nearly all of it is a hole"
+    assert after - before >= 1 << 20
 
 
 def test_a_stalled_index_is_ended_after_120_seconds(wheel: Path, target: Path) -> None:

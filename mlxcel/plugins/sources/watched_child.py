@@ -104,14 +104,16 @@ def run_watched(
 
 
 def bytes_under(folder: Path) -> int:
-    """Bytes of all files under a folder that another process is writing to."""
+    """Bytes of all files under a folder that another process is writing to. Of a file that is written in several places
+    at once, those that are there, not where it ends."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.lstat(os.path.join(parent, name)).st_size
+                status = os.lstat(os.path.join(parent, name))
             except FileNotFoundError:
                 continue
+            total += min(status.st_size, 512 * status.st_blocks)  # the unit of st_blocks, whatever the disk's
     return total
 
 
