@@ -16,9 +16,8 @@ def unpacked(packed: np.ndarray, bits: int, up: int = 0) -> np.ndarray:
     Integer k of byte i is at [..., k, i], the lowest bits first: ggml keeps neighbours in neighbouring bytes, so that
     the same shift serves all of them.
     """
-    row = np.dtype(
-        f"V{packed.shape[-1]}"
-    )  # rows move as one item each: a loop over so few bytes costs more than they do
+    # Rows move as one item each: NumPy's loop over so few bytes costs more than they do.
+    row = np.dtype(f"V{packed.shape[-1]}")
     packed = np.ascontiguousarray(packed.view(row)).view(np.uint8)
     rows = np.empty((*packed.shape[:-1], 8 // bits), row)
     for k in range(8 // bits):
