@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-
 import attrs
 import numpy as np
 
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import TensorPlace, WeightSchema, WeightSpec
+from mlxcel.core.family import WeightSchema, WeightSpec
 from mlxcel.core.source import Progress
-from mlxcel.errors import CheckpointError
+from mlxcel.tensor_check import check_tensors
 
 
 @attrs.frozen(eq=False)
@@ -35,7 +33,7 @@ class Weights:
 def load_weights(schema: WeightSchema, checkpoint: Checkpoint, progress: Progress) -> Weights:
     """Read every weight once. CheckpointError names all tensors that are missing, and each that has another shape."""
     names = schema.tensor_names(checkpoint.naming)
-    _check(names, checkpoint)
+    check_tensors(schema, checkpoint)
     arrays: dict[tuple[str, int], np.ndarray] = {}
     linear: dict[tuple[str, int], Linear] = {}
     for layer in range(schema.layers):
@@ -81,20 +79,3 @@ def _fuse(
             arrays[biases[weight.name].name, layer] = bias[start : start + size]
         start += size
     return Linear(matrix, bias, sizes)
-
-
-def _check(names: dict[str, TensorPlace], checkpoint: Checkpoint) -> None:
-    missing = [name for name in names if name not in checkpoint.tensors]
-    if missing:
-        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        near = difflib.get_close_matches(missing[0], checkpoint.tensors, 1)
-        raise CheckpointError(
-            f"{checkpoint.path}: {len(missing)} of {len(names)} tensors are missing: {shown}",
-            hint=f"the nearest name there is {near[0]}" if near else "the download may be incomplete",
-        )
-    for name, place in names.items():
-        shape = checkpoint.tensors[name].shape
-        if not place.fits(shape):
-            raise CheckpointError(
-                f"{checkpoint.path}: tensor {name} is {list(shape)}, the config makes it {list(place.shape)}"
-            )
