@@ -25,7 +25,8 @@ from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.direct import Planner
 from mlxcel.errors import CheckpointError
-from mlxcel.kv_budget import ITEM_SIZES, choose_context, kv_budget
+from mlxcel.footprint import Footprint
+from mlxcel.memory_plan import MemorySettings, memory_here, plan_memory
 from mlxcel.plugins.finish.standard import StandardFinish
 from mlxcel.resolve import ResolvedModel, resolve_model
 from mlxcel.store import ModelStore
@@ -219,15 +220,13 @@ def _assemble(
     kv_spec: KVSpec = family.kv_spec(model_config)
     chunk = config.prefill_chunk
 
-    def kv_bytes(positions: int) -> int:
-        itemsize = ITEM_SIZES[backend.caps.dtype]
-        own = kv_spec.bytes_per_row(itemsize, context=positions, chunk=chunk)
-        return slots * (positions * kv_spec.bytes_per_position(itemsize) + own)
-
-    choose_context(config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), kv_bytes)
+    settings = MemorySettings.of(config, rows=slots, dtype=backend.caps.dtype)
+    footprint, memory = Footprint.of(family, model_config), memory_here(settings)
+    plan_memory(footprint, settings, memory).admitted()  # before a weight is read
     held.callback(backend.close)
     backend.load(family, model_config, checkpoint, progress)
-    context = choose_context(config.max_model_len, model_config.context, kv_budget(config.kv_cache_budget), kv_bytes)
+    memory_plan = plan_memory(footprint, settings, memory, weights=backend.weight_bytes)
+    context = memory_plan.admitted()
     if context.lowered:
         say(context.lowered)
     kv = parts.kv_store(kv_spec=kv_spec, slots=slots, context=context.positions, page_size=backend.caps.page_sizes[0])
@@ -258,7 +257,8 @@ def _assemble(
     if unused := unused_tensors(family.schema(model_config), checkpoint):
         log.info("%s", unused_line(unused))
     log.info("model: %s", ", ".join(f"{name}={value}" for name, value in attrs.asdict(facts).items()))
-    log.info("KV: %d pages of %d positions, at most %d bytes", kv.num_pages, kv.page_size, kv_bytes(context.positions))
+    most = memory_plan.kv_bytes(context.positions)
+    log.info("KV: %d pages of %d positions, at most %d bytes", kv.num_pages, kv.page_size, most)
     return {
         "engine": engine,
         "planner": parts.planner(chunk=chunk, level=engine.level, caps=backend.caps),

@@ -1,0 +1,306 @@
+"""Budgets by hand: what a model takes, and how much of its context fits (spec V2, V12, V18 to V20)."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+from hollow_checkpoint import GEMMA3, LFM2, MIXTRAL, SMOLLM2, parsed
+from hypothesis import given
+from hypothesis import strategies as st
+from real_engine import real_engine
+from tiny_checkpoint import write_tiny_llama
+
+from mlxcel import host_memory, memory_plan
+from mlxcel.core.kv import FullKV, KVLayout, RecurrentKV, SlidingKV
+from mlxcel.errors import CapacityError, UsageError
+from mlxcel.footprint import ITEM_SIZES, Footprint, only, window_token_bytes
+from mlxcel.memory_plan import Memory, MemorySettings, memory_here, plan_memory
+from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
+from mlxcel_reference_numpy.storage import make_storage
+
+GIB = 1 << 30
+ONE_ROW = MemorySettings(asked=0, chunk=2048, rows=1, kv_budget=None, dtype="float32")
+
+
+def footprint(config: dict[str, Any]) -> Footprint:
+    family, own, _ = parsed(config)
+    return Footprint.of(family, own)
+
+
+def host(free: int) -> Memory:
+    return Memory.of_host(2 * free, free)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_smollm2_by_hand() -> None:
+    model = footprint(SMOLLM2)
+    layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576
+    assert model.parameters == 49152 * 576 + 30 * layer + 576 == 134_515_008
+    assert model.active == model.parameters
+    assert model.weight_bytes("float32") == 538_060_032
+    assert model.weight_bytes("bfloat16") == model.weight_bytes("float16") == 269_030_016
+    assert model.kv.bytes_per_position(4) == 30 * 2 * 3 * 64 * 4 == 46_080
+    # gate and up are the widest: 3072. Nine heads look at 8192 positions.
+    by_hand = 2048 * (4 * 576 + 5 * 3072 // 2) * 4 + 3 * 9 * 8192 * 4 + 4 * 49152 * 4
+    assert model.workspace_bytes("float32", context=8192, chunk=2048, rows=1) == by_hand
+
+
+def test_gemma3_by_hand() -> None:
+    """Layers 6, 12 and 18 of 18 see everything; the others have rings of ceil128(512 + 2048 - 1 + 16) = 2688."""
+    model = footprint(GEMMA3)
+    layer = 2 * 1024 * 640 + 2 * 256 * 640 + 3 * 2048 * 640 + 4 * 640 + 2 * 256
+    assert model.parameters == 262144 * 640 + 18 * layer + 640 == 268_098_176
+    assert model.kv.bytes_per_position(2) == 3 * 2 * 256 * 2 == 3072
+    assert window_token_bytes(model.kv, 2) == 15 * 2 * 256 * 2 == 15_360
+    assert model.kv.bytes_per_row(2, context=32768, chunk=2048) == 2688 * 15_360 == 41_287_680
+    assert model.kv.bytes_per_row(2, context=1000, chunk=2048) == 1024 * 15_360
+
+
+def test_a_mixture_counts_the_experts_that_a_token_meets() -> None:
+    model = footprint(MIXTRAL)
+    expert = 3 * 14336 * 4096
+    shared = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 8 * 4096 + 2 * 4096
+    ends = 2 * 32000 * 4096 + 4096  # an embedding and a head of its own
+    assert model.parameters == ends + 32 * (shared + 8 * expert) == 46_702_792_704
+    assert model.active == ends + 32 * (shared + 2 * expert) == 12_879_925_248
+
+
+def test_recurrent_state_is_kept_twice() -> None:
+    """Spec V11, V12: three convolutions remember two inputs of 1024 each."""
+    model = footprint(LFM2)
+    assert model.kv.bytes_per_position(4) == 2 * 8 * 64 * 4
+    assert only(model.kv, RecurrentKV).bytes_per_row(4, context=128000, chunk=2048) == 3 * 2 * 2 * 1024 * 4
+    assert only(model.kv, FullKV).layers == (FullKV(8, 64, 64),)
+
+
+@pytest.mark.parametrize("config", [SMOLLM2, GEMMA3, LFM2], ids=lambda config: str(config["model_type"]))
+@pytest.mark.parametrize(("rows", "context"), [(1, 128), (2, 700)])
+def test_kv_bytes_are_those_of_the_real_arrays(config: dict[str, Any], rows: int, context: int) -> None:
+    """Spec 2: budget against the sum of real array sizes."""
+    model = footprint(config)
+    settings = attrs.evolve(ONE_ROW, asked=context, rows=rows)
+    plan = plan_memory(model, settings, host(64 * GIB))
+    page = -(-context // 128) * 128
+    storage = make_storage(KVLayout(model.kv, rows, page, False, rows, context, settings.chunk))
+    assert plan.kv_bytes(page) == sum(array.nbytes for layer in storage for array in layer.arrays)
+
+
+@pytest.mark.parametrize("chunk", [1, 64, 2048])
+def test_the_chunk_decides_the_workspace(chunk: int) -> None:
+    model = footprint(SMOLLM2)
+    plan = plan_memory(model, attrs.evolve(ONE_ROW, chunk=chunk), host(64 * GIB))
+    fixed = 4 * (3 * 9 * 8192 + 4 * 49152)
+    assert plan.workspace == fixed + chunk * 9984 * 4
+    assert plan.budget.bytes == (64 * GIB - plan.weights - plan.workspace) // 2
+
+
+def test_a_context_shorter_than_the_chunk_bounds_the_workspace() -> None:
+    plan = plan_memory(footprint(SMOLLM2), attrs.evolve(ONE_ROW, asked=100, chunk=1 << 30), host(64 * GIB))
+    assert plan.workspace == 100 * 9984 * 4 + 4 * (3 * 9 * 100 + 4 * 49152)
+
+
+@pytest.mark.parametrize(
+    ("shape", "activation"),
+    [
+        ({"hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 1024}, "silu"),
+        ({"hidden": 192, "heads": 6, "kv_heads": 2, "ffn": 512, "vocab": 4096}, "gelu_pytorch_tanh"),
+        ({"hidden": 128, "heads": 8, "kv_heads": 8, "ffn": 128}, "silu"),
+    ],
+)
+@pytest.mark.parametrize("chunk", [128, 256])
+def test_the_workspace_is_what_a_step_takes(tmp_path: Path, shape: dict[str, int], activation: str, chunk: int) -> None:
+    """The peak of a step's own arrays as Python traces them. The estimate takes the dearest activation and the widest
+    product for all, so it may be above by a third; it must not be below by more than 2 %."""
+    folder = write_tiny_llama(tmp_path / "m", **shape, config_overrides={"hidden_act": activation})
+    checkpoint = SafetensorsCheckpoint(folder)
+    real = real_engine(checkpoint, slots=1)
+    ids = np.arange(chunk, dtype=np.int32) % 300
+    row, plan = real.open(ids), real.plan(ids, chunk)
+    tracemalloc.start()
+    try:
+        real.engine.prefill(row, plan)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    family = parsed(checkpoint.config)[0]
+    model = Footprint.of(family, family.parse_config(checkpoint))
+    estimate = model.workspace_bytes("float32", context=512, chunk=chunk, rows=1)
+    assert 0.98 * peak < estimate < 1.34 * peak
+
+
+# --- budgets -------------------------------------------------------------------------------------------------------
+
+
+def test_v18_half_of_what_a_host_has_left() -> None:
+    """Spec V18."""
+    plan = plan_memory(footprint(SMOLLM2), ONE_ROW, host(2_000_000_000))
+    assert plan.budget.bytes == (2_000_000_000 - 538_060_032 - 83_460_096) // 2
+    assert plan.budget.explicit is False
+    assert plan.admitted().positions == 8192
+
+
+def test_v18_v19_a_device_by_the_formulas() -> None:
+    """Spec V18, V19: floor(u * device) - weights - measured workspace; pages beside the state of every row."""
+    settings = MemorySettings(asked=0, chunk=512, rows=32, kv_budget=None, dtype="bfloat16", paged=True)
+    memory = Memory.of_device(80 * 10**9, 79 * 10**9, 0.85)
+    plan = plan_memory(footprint(GEMMA3), settings, memory, weights=600_000_000, workspace=1_000_000_000)
+    assert plan.budget.bytes == 68_000_000_000 - 600_000_000 - 1_000_000_000
+    state = (512 + 512 - 1 + 16 + 127) // 128 * 128 * 15_360
+    assert plan.pages(64) == (plan.budget.bytes - 32 * state) // (64 * 3072)
+    assert plan.pages(16) == (plan.budget.bytes - 32 * state) // (16 * 3072)
+    assert plan.context is not None
+    assert plan.context.positions == 32768
+    assert plan.tokens == (plan.budget.bytes - 32 * state) // (128 * 3072) * 128
+    assert plan.tokens_per_row == 32768
+    assert plan.rows_at_full_context == plan.budget.bytes // (32768 * 3072 + state)
+
+
+def test_v20_a_pool_needs_room_for_one_row_and_dense_rows_for_all() -> None:
+    """Spec V20: with pages a lone row can reach N; dense rows have N positions each."""
+    model = footprint(SMOLLM2)
+    settings = attrs.evolve(ONE_ROW, rows=4, kv_budget=8192 * 46_080)
+    pool = plan_memory(model, attrs.evolve(settings, paged=True), host(64 * GIB))
+    dense = plan_memory(model, settings, host(64 * GIB))
+    assert pool.admitted().positions == 8192
+    assert dense.admitted().positions == 2048
+    assert "instead of the model's 8192" in str(dense.admitted().lowered)
+    for plan in (pool, dense):
+        assert (plan.tokens, plan.tokens_per_row, plan.rows_at_full_context) == (8192, 2048, 1)
+
+
+def test_rows_share_in_whole_blocks() -> None:
+    settings = attrs.evolve(ONE_ROW, rows=3, kv_budget=1000 * 46_080)
+    plan = plan_memory(footprint(SMOLLM2), settings, host(64 * GIB))
+    assert (plan.tokens, plan.tokens_per_row, plan.rows_at_full_context) == (896, 256, 0)
+    assert plan.admitted().positions == 256
+
+
+def test_layers_without_pages_hold_any_number_of_tokens() -> None:
+    model = attrs.evolve(footprint(GEMMA3), kv=only(footprint(GEMMA3).kv, SlidingKV))
+    plan = plan_memory(model, attrs.evolve(ONE_ROW, rows=2, kv_budget=2 * 2688 * 30_720), host(64 * GIB))
+    assert plan.admitted().positions == 32768
+    assert (plan.pages(16), plan.tokens, plan.tokens_per_row, plan.rows_at_full_context) == (None, None, 32768, 2)
+    less = plan_memory(model, attrs.evolve(plan.settings, kv_budget=100), host(64 * GIB))
+    assert (less.context, less.tokens_per_row, less.rows_at_full_context) == (None, 0, 0)
+
+
+@pytest.mark.parametrize("budget", [None, GIB])
+@pytest.mark.parametrize("memory", [Memory.of_host(GIB, 600_000_000), Memory.of_device(680_000_000, 680_000_000)])
+def test_weights_beyond_the_memory_are_refused_whatever_the_budget(budget: int | None, memory: Memory) -> None:
+    plan = plan_memory(footprint(SMOLLM2), attrs.evolve(ONE_ROW, kv_budget=budget), memory)
+    with pytest.raises(CapacityError, match="538060032 bytes of weights as float32 and 83460096 bytes of workspace"):
+        plan.admitted()
+
+
+def test_a_budget_that_was_asked_for_needs_no_memory_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> None:
+        raise UsageError("the memory of this host cannot be read")
+
+    monkeypatch.setattr(memory_plan, "host_memory", unknown)
+    asked = attrs.evolve(ONE_ROW, kv_budget=46_080 * 1280)
+    assert memory_here(asked) is None
+    plan = plan_memory(footprint(SMOLLM2), asked, memory_here(asked))
+    assert plan.admitted().positions == 1280
+    with pytest.raises(UsageError, match="cannot be read"):
+        memory_here(ONE_ROW)
+
+
+def test_more_than_the_window_is_no_matter_of_memory() -> None:
+    """Spec F4."""
+    with pytest.raises(UsageError, match="window of 8192"):
+        plan_memory(footprint(SMOLLM2), attrs.evolve(ONE_ROW, asked=8193), host(1))
+
+
+@given(
+    budget=st.integers(1, 2 * 8192 * 46_080),
+    asked=st.sampled_from([0, 1, 127, 128, 129, 5000, 8192]),
+    rows=st.integers(1, 3),
+    paged=st.booleans(),
+    config=st.sampled_from([SMOLLM2, GEMMA3]),
+)
+def test_what_is_admitted_fits_and_one_block_more_does_not(
+    budget: int, asked: int, rows: int, paged: bool, config: dict[str, Any]
+) -> None:
+    """Spec V20: N is the largest there can be, and a row gets what is asked or is refused."""
+    settings = MemorySettings(asked, 256, rows, budget, "bfloat16", paged)
+    plan = plan_memory(footprint(config), settings, host(64 * GIB))
+    if plan.context is None:
+        assert plan.kv_bytes(128 if not asked else -(-asked // 128) * 128) > budget
+        assert plan.refusal is not None
+        return
+    block = -(-plan.context.positions // 128) * 128
+    assert plan.kv_bytes(block) <= budget
+    if plan.context.positions != plan.wanted:
+        assert not asked
+        assert plan.kv_bytes(block + 128) > budget
+    assert (
+        plan.rows_at_full_context * plan.full_row_bytes
+        <= budget
+        < (plan.rows_at_full_context + 1) * (plan.full_row_bytes)
+    )
+    assert plan.tokens is not None
+    assert plan.tokens * plan.position_bytes + rows * plan.row_bytes(plan.context.positions) <= budget
+    if not paged:
+        assert plan.tokens_per_row >= min(plan.context.positions, plan.tokens // rows // 128 * 128)
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for /proc and the control group."""
+    monkeypatch.setattr(host_memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
+    (tmp_path / "meminfo").write_text("MemTotal:  8000 kB\nMemFree:  100 kB\nMemAvailable:  6000 kB\n")
+    return tmp_path
+
+
+def test_memory_of_a_machine(machine: Path) -> None:
+    assert host_memory.host_memory() == host_memory.HostMemory(8_192_000, 6_144_000)
+
+
+@pytest.mark.parametrize(
+    ("most", "used", "inactive", "expected"),
+    [
+        ("max", 5, 0, (8_192_000, 6_144_000)),
+        ("1000000", 400_000, 0, (1_000_000, 600_000)),
+        ("1000000", 900_000, 700_000, (1_000_000, 800_000)),
+        ("1000000", 1_100_000, 0, (1_000_000, 0)),
+        ("99000000", 0, 0, (8_192_000, 6_144_000)),
+    ],
+)
+def test_memory_of_a_control_group(
+    machine: Path, most: str, used: int, inactive: int, expected: tuple[int, int]
+) -> None:
+    """What a group leaves, if that is less; pages of files that nobody uses can be taken."""
+    (machine / "memory.max").write_text(f"{most}\n")
+    (machine / "memory.current").write_text(f"{used}\n")
+    (machine / "memory.stat").write_text(f"anon 1\ninactive_file {inactive}\n")
+    assert attrs.astuple(host_memory.host_memory()) == expected
+
+
+def test_memory_without_proc_is_the_machines(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (machine / "meminfo").unlink()
+    monkeypatch.setattr(host_memory.os, "sysconf", {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert host_memory.host_memory() == host_memory.HostMemory(12_288, 12_288)
+
+    def unknown(name: str) -> int:
+        raise ValueError(name)
+
+    monkeypatch.setattr(host_memory.os, "sysconf", unknown)
+    with pytest.raises(UsageError, match="cannot be read"):
+        host_memory.host_memory()
+
+
+def test_every_dtype_that_can_be_asked_for_has_a_size() -> None:
+    from mlxcel.options import BY_NAME
+
+    assert f"auto|{'|'.join(ITEM_SIZES)}" == BY_NAME["dtype"].kind.metavar
