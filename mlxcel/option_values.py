@@ -115,6 +115,17 @@ SIZE: Final = Kind(
 """None stands for `auto`."""
 
 
+def _bytes_text(text: str) -> int:
+    return _bytes_data(_size_text(text))
+
+
+def _bytes_data(value: Any) -> int:
+    return int(_refuse(value)) if (size := _size_data(value)) is None else size
+
+
+BYTES: Final = Kind("BYTES", "a number of bytes, with K, M, G or T for powers of 1024", _bytes_text, _bytes_data)
+
+
 def _object_text(text: str) -> Mapping[str, Any]:
     try:
         return _object_data(json.loads(text, parse_constant=_refuse))

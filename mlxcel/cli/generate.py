@@ -15,11 +15,17 @@ import click
 
 from mlxcel.cli.context import CliContext
 from mlxcel.cli.interrupts import INTERRUPTED
-from mlxcel.cli.options import SectionCommand, SectionOption, config_option, engine_options, sampling_options
+from mlxcel.cli.options import (
+    SectionCommand,
+    SectionOption,
+    config_option,
+    engine_options,
+    model_argument,
+    sampling_options,
+)
 from mlxcel.cli.prompt_input import PromptInput, read_prompt
 from mlxcel.cli.streams import tell
 from mlxcel.errors import UsageError
-from mlxcel.options import BY_NAME
 
 if TYPE_CHECKING:
     from mlxcel.core.request import Resolved
@@ -29,17 +35,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("mlxcel.cli")
 
 
-def _note_model(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    program = ctx.find_object(CliContext)
-    if value is not None and program is not None:
-        program.give(BY_NAME["model"], value, "MODEL")
-
-
 @click.command(
     "generate",
     cls=SectionCommand,
     params=[
-        click.Argument(("name",), metavar="[MODEL]", required=False, expose_value=False, callback=_note_model),
+        model_argument(),
         SectionOption(("-p", "--prompt"), metavar="TEXT", help="The prompt.", section="Prompt"),
         SectionOption(("-f", "--file"), metavar="FILE", help="The prompt, from a file; -: stdin.", section="Prompt"),
         SectionOption(("--system",), metavar="TEXT", help="A system message before it.", section="Prompt"),
@@ -88,7 +88,7 @@ def command(
     _refuse_idle(context, raw=raw or token_ids is not None, ids=token_ids is not None, add_special=add_special)
     asked = read_prompt(prompt=prompt, file=file, raw=raw, system=system, messages=messages, token_ids=token_ids)
     config = context.config
-    from mlxcel.core.request import SamplingParams
+    from mlxcel.core.params import SamplingParams
     from mlxcel.load import load_model
 
     SamplingParams(**given)  # refused before a model is loaded

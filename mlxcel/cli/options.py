@@ -10,7 +10,7 @@ import click
 from mlxcel.cli.context import CliContext
 from mlxcel.errors import UsageError
 from mlxcel.option_values import Kind, real, whole
-from mlxcel.options import OPTIONS, Option
+from mlxcel.options import BY_NAME, OPTIONS, Option
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]
@@ -100,6 +100,17 @@ def click_option(option: Option) -> SectionOption:
 def engine_options(*groups: str) -> list[click.Parameter]:
     """The flags of these groups of the table, for a command that loads a model."""
     return [click_option(option) for group in groups for option in OPTIONS if option.flags and option.group == group]
+
+
+def model_argument() -> click.Argument:
+    """[MODEL], another way to say --model."""
+
+    def note(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        program = ctx.find_object(CliContext)
+        if value is not None and program is not None:
+            program.give(BY_NAME["model"], value, "MODEL")
+
+    return click.Argument(("name",), metavar="[MODEL]", required=False, expose_value=False, callback=note)
 
 
 def config_option() -> SectionOption:
