@@ -178,8 +178,9 @@ def _damaged(stored: StoredModel, damage: str | None) -> DownloadError:
 
 
 def _offline(name: str, store: ModelStore) -> DownloadError:
+    neither = "" if HubName.parse(name) is None else " and no path here"
     return DownloadError(
-        f"{name} is not in the model store {store.root}, and offline nothing is fetched",
+        f"{name} is not in the model store {store.root}{neither}, and offline nothing is fetched",
         hint=f"run `mlxcel download {name}` without --offline; or name a model of your own with -m PATH; "
         "or set MLXCEL_MODELS_DIR to a store that has it",
     )

@@ -12,8 +12,8 @@ import pytest
 from hub_server import COMMIT, GGUFS, SAFETENSORS, WEIGHTS, Hub, serving_alone, sha256, two_repositories
 from source_doubles import Recorder, files_under
 
-import mlxcel.plugins.sources.hub as hub_source
 from mlxcel.errors import DownloadError, UsageError
+from mlxcel.plugins.sources.hub_licence import Licence
 from mlxcel.resolve import ResolvedModel, download_model, resolve_model
 from mlxcel.store import HubName, ModelStore
 
@@ -114,21 +114,34 @@ def test_the_token_is_the_librarys_own_and_stays_at_the_hub(
 # --- licences -----------------------------------------------------------------------------------------------------
 
 
+NOTHING = "o/g names no licence: the card of o/g may say"
+
+
 @pytest.mark.parametrize(
-    ("card", "words"),
+    ("card", "name", "words"),
     [
-        ({"license": "mit"}, None),
-        ({"license": "gemma"}, "licence 'gemma'"),
+        ({"license": "mit"}, "mit", None),
+        ({"license": ["mit", "apache-2.0"]}, "mit, apache-2.0", None),
+        ({"license": ["mit", "gemma"]}, "mit, gemma", "licence mit, gemma"),
+        ({"license": "gemma"}, "gemma", "licence gemma, which may restrict what it is used for: see the card of o/g;"),
         (
             {"license": "other", "license_name": "tongyi", "license_link": "https://licence.example"},
-            "licence 'tongyi', which may restrict what it is used for: see https://licence.example",
+            "tongyi",
+            "licence tongyi, which may restrict what it is used for: see https://licence.example;",
         ),
-        ({}, "names no licence"),
+        ({"license": "other", "license_link": "LICENSE"}, "other", "licence other, "),
+        ({"license": "other", "license_link": "https://a\x1b[31m"}, "other", "see the card of o/g"),
+        ({}, "unknown", NOTHING),
+        ({"license": None}, "unknown", NOTHING),
+        ({"license": 7}, "unknown", NOTHING),
+        ({"license": "a\x1b[31m"}, "unknown", NOTHING),
+        ({"license": "x" * 65}, "unknown", NOTHING),
     ],
 )
-def test_a_licence_that_may_ask_something_has_a_notice(hub: Hub, card: dict[str, object], words: str | None) -> None:
-    hub.repositories["o/g"].card = card
-    notice = hub_source.Hub().find(HubName("o", "g", choice="Q4_0")).notice
+def test_a_licence_that_may_ask_something_has_a_notice(card: dict[str, object], name: str, words: str | None) -> None:
+    licence = Licence.of_card(card)
+    notice = licence.notice(HubName("o", "g"))
+    assert licence.name == name
     assert (notice is None) == (words is None)
     assert words is None or words in str(notice)
 
@@ -143,7 +156,7 @@ def test_the_notice_is_told_before_any_file_is_asked_for(hub: Hub, store: ModelS
 
     resolve_model("o/g:Q4_0", sources={}, store=store, offline=False, say=say)
     assert said == [
-        "notice: o/g:Q4_0 is under the licence 'gemma', which may restrict what it is used for: see the card of o/g; "
+        "notice: o/g:Q4_0 is under the licence gemma, which may restrict what it is used for: see the card of o/g; "
         "using the model accepts its terms"
     ]
 
@@ -154,6 +167,7 @@ import json, sys
 from pathlib import Path
 import mlxcel.plugins.sources.hub, mlxcel.plugins.sources.hub_child, mlxcel.cli.download
 from mlxcel.plugins.manager import PluginManager
+from mlxcel.plugins.sources.hub_licence import Licence
 from mlxcel.resolve import resolve_model
 from mlxcel.store import ModelStore
 sources = PluginManager.load(only=(), trace=None).model_sources()

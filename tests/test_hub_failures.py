@@ -19,9 +19,9 @@ from source_doubles import StepClock, files_under
 import mlxcel.plugins.sources.hub as hub_source
 from mlxcel.core.source import NoProgress
 from mlxcel.errors import CheckpointError, DownloadError, MlxcelError, UnknownModel, UsageError
-from mlxcel.plugins.sources import hub_child
+from mlxcel.plugins.sources import hub_child, hub_failures
 from mlxcel.resolve import download_model, resolve_model
-from mlxcel.store import ModelStore
+from mlxcel.store import HubName, ModelStore
 
 
 @pytest.fixture
@@ -213,6 +213,15 @@ def test_a_failure_is_told_apart_also_inside_another(error: Exception, kind: str
     outer.__cause__ = LookupError()
     outer.__cause__.__context__ = error
     assert hub_child.failure(outer) == kind
+
+
+KINDS = {*hub_child.FAILURES.values(), *hub_child.STATUSES.values(), *("server", "full", "network", "absent", "other")}
+
+
+def test_every_kind_of_failure_has_its_own_sentence() -> None:
+    told = [hub_failures.failure(kind, "{words} of it", HubName("o", "n", "v")) for kind in sorted({*KINDS, "stalled"})]
+    assert len({error.message for error in told}) == len(told)
+    assert all(error.hint for error in told)
 
 
 def test_words_are_one_line_without_signatures() -> None:

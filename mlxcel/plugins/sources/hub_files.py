@@ -37,7 +37,7 @@ def chosen_files(name: HubName, files: Sequence[HubFile]) -> tuple[HubFile, ...]
 
     Raises UsageError where a choice is needed or fits no file, CheckpointError where there is no model that is read.
     """
-    files = [file for file in files if is_inside(file.name) and file.name != RECORD]
+    files = [file for file in files if is_inside(file.name) and file.name.isprintable() and file.name != RECORD]
     root = [file for file in files if "/" not in file.name]
     licences = [file for file in root if _LICENCE.fullmatch(file.name)]
     ggufs = [file for file in files if file.name.lower().endswith(".gguf") and not _NO_MODEL.search(_last(file))]
