@@ -30,7 +30,15 @@ MUCH = 32 << 20
         ({"rope_parameters": {"rope_theta": 1e4, "factor": 2}}, "factor = 2: it must be 1"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": LLAMA3}, "rope_parameters and rope_scaling"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
-        ({"use_sliding_window": True, "sliding_window": 16}, "use_sliding_window"),
+        ({"use_sliding_window": True, "sliding_window": 16}, "sliding_window = 16: it must be left out"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "no sliding_window"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types[1] = 'linear_attention'"),
+        ({"layer_types": ["full_attention"]}, "a list, 2 times"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier = 0.22: it must be left out or 1"),
+        ({"num_local_experts": 8}, "num_local_experts = 8"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0]"),
     ],
 )
 def test_h_l1_what_would_change_the_answer_is_never_read_and_dropped(tmp_path, overrides, words):

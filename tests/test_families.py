@@ -9,6 +9,7 @@ from real_engine import assert_same_bits, real_engine
 from tiny_checkpoint import tiny_weights, write_safetensors, write_tiny_gguf, write_tiny_llama
 
 from mlxcel.core.family import WeightSpec
+from mlxcel.core.kv import SlidingKV
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
@@ -67,8 +68,9 @@ def test_a_value_that_cannot_be_is_refused_by_its_key(tmp_path, overrides, words
         ("vocab_size", 321, "vocab_size = 321: it must be 320"),
         ("vocab_size", 0, "vocab_size = 0"),
         ("block_count", 1 << 20, "block_count = 1048576"),
-        ("attention.sliding_window", 16, "attention.sliding_window = 16"),
-        ("expert_count", 8, "expert_count = 8"),
+        ("expert_count", 8, "no expert_used_count"),
+        ("attn_logit_softcapping", 30, "attn_logit_softcapping = 30: it must be left out or 0"),
+        ("residual_scale", 2, "residual_scale = 2: it must be left out or 1"),
         ("attention.value_length", 8, "attention.value_length = 8"),
         ("rope.dimension_count", 7, "rope.dimension_count = 7"),
         ("attention.head_count", True, "attention.head_count = True"),
@@ -81,10 +83,18 @@ def test_a_gguf_value_that_cannot_be_is_refused_by_its_key(tmp_path, key, value,
         Llama().parse_config(GgufCheckpoint(path))
 
 
+def test_a_gguf_window_is_obeyed(tmp_path):
+    path = write_tiny_gguf(tmp_path / "m.gguf", metadata={"llama.attention.sliding_window": 16})
+    config = Llama().parse_config(GgufCheckpoint(path))
+    assert Llama().kv_spec(config).layers == (SlidingKV(2, 16, 16, window=16),) * 2
+
+
 @pytest.mark.parametrize("metadata", [{"attention.sliding_window": 2048}, {"attention.sliding_window": 0}])
 def test_a_gguf_window_that_hides_nothing_is_none(tmp_path, metadata):
     path = write_tiny_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": value for key, value in metadata.items()})
-    assert Llama().parse_config(GgufCheckpoint(path)).context == 2048
+    config = Llama().parse_config(GgufCheckpoint(path))
+    assert config.context == 2048
+    assert not Llama().kv_spec(config).windowed
 
 
 @pytest.mark.parametrize("name", tiny_weights(tie=False))

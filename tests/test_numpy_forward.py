@@ -90,7 +90,7 @@ def random_tensors(shapes, seed=3):
 
 def test_qwen3_normalises_q_and_k(tmp_path):
     shapes = {f"model.layers.{i}.self_attn.{n}_norm.weight": (16,) for i in range(2) for n in "qk"}
-    tensors, config = write_family(tmp_path, "qwen3", random_tensors(shapes), {})
+    tensors, config = write_family(tmp_path, "qwen3", random_tensors(shapes), {"head_dim": 16})
     ids = np.random.default_rng(0).integers(0, 320, 24)
     expected = reference_forward.forward(tensors, config, ids, dtype=np.float64)
     np.testing.assert_allclose(ours(SafetensorsCheckpoint(tmp_path), ids, Qwen3()), expected, rtol=0, atol=ROUNDING)
