@@ -163,8 +163,7 @@ def test_defaults_of_the_message_definition(tmp_path: Path) -> None:
 
 def test_fields_are_read_as_written() -> None:
     data = number(1, 300) + message(2, b"ab") + varint(3 << 3 | 5) + struct.pack("<f", 0.5) + number(4, -1)
-    found = [(field, value if isinstance(value, int) else bytes(value)) for field, value in fields(memoryview(data))]
-    assert found == [(1, 300), (2, b"ab"), (3, struct.pack("<f", 0.5)), (4, (1 << 64) - 1)]
+    assert list(fields(data)) == [(1, 300), (2, b"ab"), (3, struct.pack("<f", 0.5)), (4, (1 << 64) - 1)]
 
 
 @pytest.mark.parametrize("name", ["bpe", "unigram"])

@@ -1,9 +1,9 @@
 """Incremental decoding where the text of a token depends on its place (spec T4): the difference of two decodes.
 
-Such decoders have rules for the beginning of a text (SentencePiece drops the first space), put spaces between tokens,
-or read runs of byte tokens ("<0x0A>") as a whole: the `tokenizers` library writes a run that is not entirely UTF-8 as
-one U+FFFD a byte, so that a byte can still change the ones before it. Such a run is shown when it ends, soon after it
-proves to be no UTF-8, or after 256 tokens (one that proves wrong even later keeps what was shown).
+Such decoders put spaces between tokens, have rules for the beginning of a text that are more than one dropped space, or
+read runs of byte tokens ("<0x0A>") in steps that only the `tokenizers` library knows: it writes a run that is not
+entirely UTF-8 as one U+FFFD a byte, so that a byte can still change the ones before it. Such a run is shown when it
+ends, soon after it proves to be no UTF-8, or after 256 tokens (one that proves wrong even later keeps what was shown).
 
 The window is a short end of the reply that decodes what follows as the whole reply would: it begins with shown tokens
 whose text is not empty, so that the rules for a beginning are used up, and it holds what decides how an open run of

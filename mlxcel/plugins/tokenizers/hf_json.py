@@ -65,7 +65,9 @@ def read_library(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
         return tokenizers.Tokenizer.from_buffer(data)
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, and panics, which are no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
         raise CheckpointError(
             f"{path} cannot be read: {str(error)[:300]}", hint="the file is damaged or incomplete: download it again"
         ) from error

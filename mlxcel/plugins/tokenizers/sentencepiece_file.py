@@ -48,7 +48,7 @@ def read_model_file(path: Path) -> tuple[SentencePieceModel, dict[str, int]]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     try:
-        pieces, settings = _message(memoryview(data))
+        pieces, settings = _message(data)
         charsmap = CharsMap(settings.charsmap) if settings.charsmap else None
     except ValueError as error:
         raise CheckpointError(
@@ -81,7 +81,7 @@ def refuse_unknown(settings: Settings, path: Path) -> None:
         raise CheckpointError(f"{path}: spaces that are not ▁ (escape_whitespaces off) are not known", hint=hint)
 
 
-def _message(data: memoryview) -> tuple[list[tuple[str, float, int]], Settings]:
+def _message(data: bytes) -> tuple[list[tuple[str, float, int]], Settings]:
     pieces: list[tuple[str, float, int]] = []
     settings = Settings()
     for number, value in fields(data):
@@ -98,7 +98,7 @@ def _message(data: memoryview) -> tuple[list[tuple[str, float, int]], Settings]:
     return pieces, settings
 
 
-def _piece(data: memoryview) -> tuple[str, float, int]:
+def _piece(data: bytes) -> tuple[str, float, int]:
     token, score, kind = "", 0.0, NORMAL
     for number, value in fields(data):
         if number == 1:
@@ -110,7 +110,7 @@ def _piece(data: memoryview) -> tuple[str, float, int]:
     return token, score, kind
 
 
-def _trainer(data: memoryview, settings: Settings) -> None:
+def _trainer(data: bytes, settings: Settings) -> None:
     for number, value in fields(data):
         if number == 3:
             settings.model_type = as_signed(value)
@@ -120,10 +120,10 @@ def _trainer(data: memoryview, settings: Settings) -> None:
             settings.roles[ROLE_FIELDS[number]] = as_signed(value)
 
 
-def _normaliser(data: memoryview, settings: Settings) -> None:
+def _normaliser(data: bytes, settings: Settings) -> None:
     for number, value in fields(data):
         if number == 2:
-            settings.charsmap = bytes(as_bytes(value))
+            settings.charsmap = as_bytes(value)
         elif number == 3:
             settings.space_prefix = as_signed(value) != 0
         elif number == 4:
