@@ -86,7 +86,7 @@ OPTIONS: Final = (
     ),
     Option(
         "kv_cache_budget", ("--kv-cache-budget",), "MLXCEL_KV_CACHE_BUDGET", SIZE, None,
-        "auto: half of the host memory that is available", "Memory for the KV, such as 512M or 2G.", "engine",
+        "auto: half of what the weights leave of the host's memory", "Memory for the KV, such as 512M or 2G.", "engine",
     ),
     Option(
         "prefill_chunk", ("--prefill-chunk", "--prefill-chunk-size"), "MLXCEL_PREFILL_CHUNK",

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         click_option(BY_NAME["model"]),
         *(click_option(BY_NAME[name]) for name in ("max_model_len", "dtype", "kv_cache_budget", "prefill_chunk")),
         SectionOption(
-            ("--parallel", "--max-num-seqs"), type=KindType(whole(1, 2**31 - 1, "an integer of 1 or more")), metavar="N", default=1,
+            ("--parallel", "--max-num-seqs"), metavar="N", default=1,
+            type=KindType(whole(1, 2**31 - 1, "an integer of 1 or more")),
             help="Rows that are open at once.  [1]", section="Engine",
         ),
         config_option(),
