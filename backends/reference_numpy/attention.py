@@ -43,12 +43,9 @@ def attend_window(
     128 that is at least `window`. Else as `attend_token`.
     """
     oldest = max(0, position - window + 1)
-    first = np.arange(oldest // BLOCK, position // BLOCK + 1) * BLOCK % keys.shape[1]
-    places = (first[:, None] + np.arange(BLOCK)).reshape(-1)
-    k, v = (
-        ring[:, places].reshape(len(ring), len(first), BLOCK, ring.shape[2])  # a copy, since `places` is an array
-        for ring in (keys, values)
-    )
+    numbers = np.arange(oldest // BLOCK, position // BLOCK + 1) % (keys.shape[1] // BLOCK)
+    # By take: a copy in C order, as full attention reads, where an index of the second axis gives another order.
+    k, v = (np.take(ring.reshape(len(ring), -1, BLOCK, ring.shape[2]), numbers, axis=1) for ring in (keys, values))
     v[:, 0, : oldest % BLOCK] = 0
     return _attend(q, k, v, oldest % BLOCK, position, scale, softcap)
 
