@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_runs import Cli
 from hub_server import COMMIT, GGUFS, SAFETENSORS, WEIGHTS, Hub, serving_alone, sha256, two_repositories
 from source_doubles import Recorder, files_under
+from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.errors import DownloadError, UsageError
 from mlxcel.plugins.sources.hub_licence import Licence
@@ -62,6 +64,28 @@ def test_a_folder_is_fetched_once_and_then_used_without_a_question(hub: Hub, sto
         ".locks/o--n@main",
         *(f"o--n@main/{n}" for n in sorted([*wanted, "mlxcel-model.json"])),
     ]
+
+
+def test_an_existing_path_is_no_name_of_the_hub(
+    hub: Hub, store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "o" / "n").mkdir(parents=True)
+    found = resolve("o/n", store)
+    assert (found.path, found.source) == (Path("o/n"), "path")
+    assert hub.asked == []
+
+
+def test_a_model_of_the_hub_answers_a_prompt(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    folder = write_tiny_llama(tmp_path / "tiny", shards=2)
+    hub.repositories["o/n"].files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setenv("MLXCEL_MODELS_DIR", str(tmp_path / "store"))
+    cli, arguments = Cli(monkeypatch, capfdbinary), ("--raw", "-p", "hello", "-n", 3, "--json", "-q")
+    replies = [json.loads(cli("generate", model, *arguments).out) for model in (folder, "o/n", "o/n@main")]
+    assert len({tuple(reply["token_ids"]) for reply in replies}) == 1
+    assert [(reply["model"], reply["details"]["model"]["source"]) for reply in replies[1:]] == [("n", "huggingface")] * 2
 
 
 def test_each_choice_of_a_gguf_is_a_model_of_its_own(hub: Hub, store: ModelStore) -> None:
@@ -167,7 +191,6 @@ import json, sys
 from pathlib import Path
 import mlxcel.plugins.sources.hub, mlxcel.plugins.sources.hub_child, mlxcel.cli.download
 from mlxcel.plugins.manager import PluginManager
-from mlxcel.plugins.sources.hub_licence import Licence
 from mlxcel.resolve import resolve_model
 from mlxcel.store import ModelStore
 sources = PluginManager.load(only=(), trace=None).model_sources()

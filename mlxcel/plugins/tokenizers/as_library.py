@@ -14,15 +14,14 @@ from mlxcel.plugins.tokenizers.token_kinds import CONTROL, UNKNOWN, USER_DEFINED
 
 
 def surrounded(library: tokenizers.Tokenizer, prefix: Sequence[int], suffix: Sequence[int]) -> tokenizers.Tokenizer:
-    """A copy that itself puts the ids around a text, and decodes byte-level pieces where nothing decoded them."""
+    """`library`, changed: it puts the ids around a text, and decodes byte-level pieces where nothing decoded them."""
     from mlxcel.plugins.tokenizers.hf_json import surrounding_ids
 
-    copy = tokenizers.Tokenizer.from_str(library.to_str())
-    if copy.decoder is None:
-        copy.decoder = decoders.ByteLevel()
-    if surrounding_ids(copy) != (list(prefix), list(suffix)):
-        copy.post_processor = _template(copy, prefix, suffix)
-    return copy
+    if library.decoder is None:
+        library.decoder = decoders.ByteLevel()
+    if surrounding_ids(library) != (list(prefix), list(suffix)):
+        library.post_processor = _template(library, prefix, suffix)
+    return library
 
 
 def _template(
@@ -68,16 +67,22 @@ def of_sentencepiece(
     if model.space_prefix:
         steps.append(decoders.Strip(" ", 1, 0))
     library.decoder = decoders.Sequence(steps)
-    for index in model.ids_of(CONTROL, UNKNOWN, USER_DEFINED):
-        special = model.kinds[index] != USER_DEFINED
-        token = tokenizers.AddedToken(
-            model.tokens[index],
-            lstrip=index in strips_before,
-            rstrip=index in strips_after,
-            normalized=False,
-            special=special,
-        )
-        (library.add_special_tokens if special else library.add_tokens)([token])
+
+    def added(*kinds: int) -> list[tokenizers.AddedToken]:
+        special = USER_DEFINED not in kinds
+        return [
+            tokenizers.AddedToken(
+                model.tokens[index],
+                lstrip=index in strips_before,
+                rstrip=index in strips_after,
+                normalized=False,
+                special=special,
+            )
+            for index in model.ids_of(*kinds)
+        ]
+
+    library.add_special_tokens(added(CONTROL, UNKNOWN))
+    library.add_tokens(added(USER_DEFINED))
     return library
 
 

@@ -98,7 +98,7 @@ class LibraryTokenizer:
         """A tokenizer of the library's own that encodes as this one does, `prefix` and `suffix` included."""
         from mlxcel.plugins.tokenizers.as_library import surrounded
 
-        return surrounded(self._library, self._prefix, self._suffix)
+        return surrounded(tokenizers.Tokenizer.from_str(self._library.to_str()), self._prefix, self._suffix)
 
 
 def encodable(text: str) -> str:
