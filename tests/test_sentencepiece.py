@@ -290,7 +290,7 @@ def test_phi_3_tokens_take_the_white_space_behind_them() -> None:
     """As the "rstrip" of its tokenizer.json has it, which GGUF cannot say."""
     user, end = ("<|user|>", 0.0, USER_DEFINED), ("<|end|>", 0.0, CONTROL)
     metadata = gguf_metadata((*PIECES, user, end))
-    phi = gguf_sentencepiece.from_metadata({**metadata, "general.name": "Phi-3 mini"}, Path("model.gguf"))
+    phi = gguf_sentencepiece.from_metadata({**metadata, "general.architecture": "phi3"}, Path("model.gguf"))
     text = "<|user|> \n x<|end|>\n x<s> x"
     assert spelled(phi, text) == ["<|user|>", "▁x", "<|end|>", "▁x", "<s>", "▁", "▁x"]
     assert spelled(phi, text, parse_special=False)[:2] == ["<|user|>", "▁x"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,13 +30,21 @@ from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
-from mlxcel.plugins.tokenizers import gguf_sentencepiece, hf_model
+from mlxcel.plugins.tokenizers import gguf_sentencepiece, gguf_tokenizer, hf_model
 from mlxcel.plugins.tokenizers.protobuf import fields
 from mlxcel.plugins.tokenizers.sentencepiece_file import read_model_file
 
 PIECES: tuple[Piece, ...] = (*SPECIAL, ("▁", -1.0, NORMAL), ("x", -2.0, NORMAL))
 COUNT = len(PIECES)
 INFINITE = float("inf")
+
+
+@attrs.frozen
+class Metadata:
+    """As much of a GGUF checkpoint as a tokenizer reads."""
+
+    assets: Mapping[str, Any]
+    path: Path = Path("model.gguf")
 
 
 # --- GGUF metadata ----------------------------------------------------------------------------------------------------
@@ -87,6 +97,44 @@ def test_vocabularies_at_the_edge_of_sense_still_work(model: str) -> None:
         tokenizer = gguf_sentencepiece.from_metadata(gguf_metadata(pieces, model=model), Path("model.gguf"))
         assert isinstance(tokenizer.encode("a b", add_special=True), list)
         assert tokenizer.decode([0, 1, 2], skip_special=False) == ""
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=6),
+    max_leaves=8,
+)
+KEYS = (
+    *("model", "pre", "tokens", "scores", "token_type", "merges", "precompiled_charsmap", "add_space_prefix"),
+    *("add_bos_token", "add_eos_token", "remove_extra_whitespaces", "bos_token_id", "eos_token_id", "unknown_token_id"),
+)
+
+
+@pytest.mark.parametrize("model", ["llama", "t5", "gpt2"])
+def test_any_metadata_are_an_error_or_a_tokenizer_that_works(model: str) -> None:
+    """T6, T21: one or two keys hold anything, or one element of a list does."""
+
+    @settings(max_examples=150, deadline=None)
+    @given(
+        st.dictionaries(
+            st.sampled_from(KEYS), st.tuples(st.booleans(), st.integers(0, 4), ANYTHING), min_size=1, max_size=2
+        )
+    )
+    def check(changes: dict[str, tuple[bool, int, Any]]) -> None:
+        metadata = {**gguf_metadata((*PIECES, ("▁x", -3.0, NORMAL)), model=model), "tokenizer.ggml.merges": ["▁ x"]}
+        for key, (whole, at, value) in changes.items():
+            before = metadata.get(f"tokenizer.ggml.{key}")
+            if isinstance(before, list) and not whole:
+                value = [*before[:at], value, *before[at + 1 :]]
+            metadata[f"tokenizer.ggml.{key}"] = value
+        try:
+            tokenizer = gguf_tokenizer.load(Metadata({"gguf": metadata}))  # type: ignore[arg-type]  # all that is read
+        except CheckpointError:
+            return
+        ids = tokenizer.encode("a b<s>", add_special=True)
+        assert isinstance(tokenizer.decode([*ids, *range(8)], skip_special=False), str)
+
+    check()
 
 
 # --- tokenizer.model --------------------------------------------------------------------------------------------------

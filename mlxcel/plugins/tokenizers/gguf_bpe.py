@@ -65,7 +65,7 @@ def merge_pairs(metadata: Mapping[str, Any], path: Path) -> list[tuple[str, str]
     for merge in strings(metadata, "merges", path):
         left, _, right = merge.partition(" ")
         if not left or not right or " " in right:
-            raise CheckpointError(f"{path}: merge {merge!r} in {KEY}merges is not two tokens with a space between")
+            raise CheckpointError(f"{path}: merge {shown(merge)} in {KEY}merges is not two tokens with a space between")
         pairs.append((left, right))
     return pairs
 
@@ -75,14 +75,15 @@ def build(tokens: Sequence[str], merges: list[tuple[str, str]], pre: PreTokenize
     if len(vocabulary) != len(tokens):
         twice = next(index for index, token in enumerate(tokens) if vocabulary[token] != index)
         raise CheckpointError(
-            f"{path}: token {tokens[twice]!r} occurs twice, as {twice} and {vocabulary[tokens[twice]]}",
+            f"{path}: token {shown(tokens[twice])} occurs twice, as {twice} and {vocabulary[tokens[twice]]}",
             hint="convert the model again",
         )
     for left, right in merges:
         lost = next((token for token in (left, right, left + right) if token not in vocabulary), None)
         if lost is not None:
             raise CheckpointError(
-                f"{path}: merge {left!r} {right!r} needs the token {lost!r}, which is not in the vocabulary",
+                f"{path}: merge {shown(left)} {shown(right)} needs the token {shown(lost)}, "
+                "which is not in the vocabulary",
                 hint="convert the model again",
             )
     library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre.ignore_merges))

@@ -95,9 +95,8 @@ def charsmap(metadata: Mapping[str, Any], path: Path) -> CharsMap | None:
 
 
 def strips_after(metadata: Mapping[str, Any], model: SentencePieceModel) -> set[int]:
-    """The tokens that take the white space behind them, which GGUF files do not say: those of Phi-3 by its name."""
-    name = metadata.get("general.name")
-    if not isinstance(name, str) or not any(spelling in name.lower() for spelling in ("phi-3", "phi3")):
+    """The tokens that take the white space behind them, which GGUF files do not say: those of Phi-3."""
+    if metadata.get("general.architecture") != "phi3":
         return set()
     kept = {"<unk>", "<s>", "<|endoftext|>"}
     return {i for i in model.ids_of(CONTROL, UNKNOWN, USER_DEFINED) if model.tokens[i] not in kept}
