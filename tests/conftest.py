@@ -22,12 +22,22 @@ if os.environ.get("CI"):
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model's GGUF file; `make test` fetches it into the store and names it in MLXCEL_TEST_MODEL."""
-    named = os.environ.get("MLXCEL_TEST_MODEL")
+    return _named_file("MLXCEL_TEST_MODEL", "make test")
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """gemma3-270m's GGUF file, by `make test-slow` and MLXCEL_TEST_GEMMA3."""
+    return _named_file("MLXCEL_TEST_GEMMA3", "make test-slow")
+
+
+def _named_file(variable: str, command: str) -> Path:
+    named = os.environ.get(variable)
     if not named:
-        pytest.skip("MLXCEL_TEST_MODEL does not name the default model's GGUF file; `make test` sets it")
+        pytest.skip(f"{variable} does not name the model's GGUF file; `{command}` sets it")
     path = Path(named)
     if not path.is_file():
-        pytest.fail(f"MLXCEL_TEST_MODEL names {path}, which is no file")
+        pytest.fail(f"{variable} names {path}, which is no file")
     return path
 
 
