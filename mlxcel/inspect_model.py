@@ -217,6 +217,7 @@ def _fit(plan: MemoryPlan) -> Fit:
         fits=plan.context is not None,
         context=None if plan.context is None else plan.context.positions,
         reason=refusal if plan.context is None else plan.context.lowered,
+        hint=None if plan.refusal is None else plan.refusal.hint,
         tokens=plan.tokens,
         tokens_per_row=plan.tokens_per_row,
         rows_at_full_context=plan.rows_at_full_context,

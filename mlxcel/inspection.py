@@ -76,7 +76,8 @@ class MemoryFacts:
 
 @attrs.frozen
 class Fit:
-    """What the loader does with these settings. `reason` says why it refuses, or lowers the context. `tokens` is null
+    """What the loader does with these settings. `reason` says why it refuses, or lowers the context, `hint`
+    what helps against a refusal. `tokens` is null
     where no layer keeps every position: then any number fits."""
 
     dtype: str
@@ -90,6 +91,7 @@ class Fit:
     fits: bool
     context: int | None
     reason: str | None
+    hint: str | None
     tokens: int | None
     tokens_per_row: int
     rows_at_full_context: int

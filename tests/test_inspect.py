@@ -102,7 +102,7 @@ def test_smollm2_from_headers_alone(cli: Cli, tmp_path: Path) -> None:
             "weight_bytes": 538_060_032, "workspace_bytes": 83_460_096,
             "kv_budget_bytes": (32 * GIB - 538_060_032 - 83_460_096) // 2,
             "needed_bytes": 538_060_032 + 83_460_096 + 8192 * 46_080,
-            "fits": True, "context": 8192, "reason": None,
+            "fits": True, "context": 8192, "reason": None, "hint": None,
             "tokens": (32 * GIB - 621_520_128) // 2 // (128 * 46_080) * 128,
             "tokens_per_row": 8192, "rows_at_full_context": (32 * GIB - 621_520_128) // 2 // 377_487_360,
         },
@@ -149,6 +149,10 @@ def test_a_machine_that_is_too_small(cli: Cli, tmp_path: Path) -> None:
     ran = cli("inspect", folder, "--device-memory", "100M")
     assert ran.code == 0
     assert "fits          no: the model does not fit" in ran.out
+    asked = ("--ctx-size", 8192, "--kv-cache-budget", "64M")
+    fit = answer(cli, folder, *asked)["fit"]
+    assert (fit["fits"], fit["hint"]) == (False, "the largest that fits is --ctx-size 1408; or raise --kv-cache-budget")
+    assert f"hint          {fit['hint']}" in cli("inspect", folder, *asked).out
 
 
 def test_the_chunk_changes_the_workspace(cli: Cli, tmp_path: Path) -> None:

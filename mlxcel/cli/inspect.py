@@ -128,6 +128,8 @@ def _fit_lines(fit: Fit) -> Iterator[tuple[str, str]]:
     yield "needs", f"{_bytes(fit.needed_bytes)} for weights, workspace and KV"
     answer = "no" if fit.context is None else f"yes, with {fit.context} positions a row"
     yield "fits", answer if fit.reason is None else f"{answer}: {fit.reason}"
+    if fit.hint is not None:
+        yield "hint", fit.hint
 
 
 def _bytes(count: int) -> str:
