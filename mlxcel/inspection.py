@@ -76,9 +76,8 @@ class MemoryFacts:
 
 @attrs.frozen
 class Fit:
-    """What the loader does with these settings. `reason` says why it refuses, or lowers the context, `hint`
-    what helps against a refusal. `tokens` is null
-    where no layer keeps every position: then any number fits."""
+    """What the loader does with these settings. `reason` says why it refuses, or lowers the context, `hint` what helps
+    against a refusal. `tokens` is null where no layer keeps every position: then any number fits."""
 
     dtype: str
     ctx_size: int
