@@ -5,12 +5,14 @@ import os
 import tracemalloc
 
 import pytest
-from tiny_checkpoint import tiny_tokenizer_json, write_json, write_tiny_llama
+from tiny_checkpoint import tiny_tokenizer_json, write_json, write_tiny_gguf, write_tiny_llama
 
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.llama import Llama
+from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.plugins.tokenizers import hf_json
+from mlxcel.text.chat_template import select_template
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -79,6 +81,26 @@ def test_one_damaged_token_id_does_not_choose_how_much_memory_is_taken(tmp_path,
         assert tracemalloc.get_traced_memory()[1] < MUCH
     finally:
         tracemalloc.stop()
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_a_damaged_one(tmp_path):
+    """A panic of compiled code is no Exception: a prefix longer than the tokens it should be taken from."""
+    folder = write_tiny_llama(tmp_path)
+    fields = tiny_tokenizer_json()
+    fields["model"]["continuing_subword_prefix"] = "dynamic"
+    write_json(folder / "tokenizer.json", fields)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: range end index"):
+        hf_json.load(SafetensorsCheckpoint(folder))
+
+
+@pytest.mark.parametrize("tokens", [0, True, None, "ab", [3, 4], []])
+def test_a_template_is_chosen_whatever_the_tokens_are(tmp_path, tokens):
+    """They are the tokenizer's to refuse."""
+    checkpoint = GgufCheckpoint(write_tiny_gguf(tmp_path / "m.gguf"))
+    checkpoint.assets = {"gguf": {**checkpoint.assets["gguf"], "tokenizer.ggml.tokens": tokens}}
+    template = select_template(checkpoint)
+    assert template is not None
+    assert template.special_tokens == {}
 
 
 def test_h_l16_suffixes_of_any_case_are_shards_and_hidden_files_are_none(tmp_path):

@@ -43,10 +43,12 @@ def _of_json(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:
-    spellings = metadata.get("tokenizer.ggml.tokens", ())
+    spellings = metadata.get("tokenizer.ggml.tokens")
     found: dict[str, str] = {}
+    if not isinstance(spellings, list):  # a damaged one is for the tokenizer to refuse
+        return found
     for name, key in GGUF_KEYS.items():
         index = metadata.get(key)
-        if type(index) is int and 0 <= index < len(spellings):
-            found[name] = str(spellings[index])
+        if type(index) is int and 0 <= index < len(spellings) and isinstance(spellings[index], str):
+            found[name] = spellings[index]
     return found
