@@ -85,7 +85,8 @@ def test_a_model_of_the_hub_answers_a_prompt(
     cli, arguments = Cli(monkeypatch, capfdbinary), ("--raw", "-p", "hello", "-n", 3, "--json", "-q")
     replies = [json.loads(cli("generate", model, *arguments).out) for model in (folder, "o/n", "o/n@main")]
     assert len({tuple(reply["token_ids"]) for reply in replies}) == 1
-    assert [(reply["model"], reply["details"]["model"]["source"]) for reply in replies[1:]] == [("n", "huggingface")] * 2
+    assert [reply["model"] for reply in replies] == ["tiny", "n", "n"]
+    assert [reply["details"]["model"]["source"] for reply in replies] == ["path", "huggingface", "huggingface"]
 
 
 def test_each_choice_of_a_gguf_is_a_model_of_its_own(hub: Hub, store: ModelStore) -> None:
