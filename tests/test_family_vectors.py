@@ -13,6 +13,7 @@ from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.testing.family_kit import check_family
 from mlxcel.testing.family_run import logits_of
+from mlxcel.testing.kv_kit import check_kv_spec
 
 TOLERANCE = 1e-4
 """Of the largest logit: two float32 implementations differ by some 3e-6 of it here, a wrong formula by far more."""
@@ -61,4 +62,6 @@ FEATURES = (
 @pytest.mark.parametrize("case", FEATURES)
 def test_every_family_passes_the_kit(tmp_path, case):
     checkpoint = WRITERS["as published"](case, tmp_path)
-    check_family(family_of(checkpoint), checkpoint)
+    twin = WRITERS["GGUF"](case, tmp_path) if case in gguf_cases() else None
+    check_family(family_of(checkpoint), checkpoint, twin=twin)
+    check_kv_spec(family_of(checkpoint), checkpoint)

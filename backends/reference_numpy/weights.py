@@ -56,11 +56,11 @@ def load_weights(schema: WeightSchema, checkpoint: Checkpoint, progress: Progres
         progress.advance(done)
     progress.finish()
     nbytes = sum(array.nbytes for array in arrays.values())
-    biases = {weight.bias_of: arrays[weight.name, 0] for weight in schema.weights if weight.bias_of is not None}
     for weight in schema.weights:
         if weight.tied_to is not None:
             shared = arrays[weight.tied_to, 0]
-            linear[weight.name, 0] = Linear(shared, biases.get(weight.name), (len(shared),))
+            bias = next((arrays[other.name, 0] for other in schema.weights if other.bias_of == weight.name), None)
+            linear[weight.name, 0] = Linear(shared, bias, (len(shared),))
     return Weights(schema.layers, linear, arrays, nbytes)
 
 

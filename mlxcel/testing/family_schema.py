@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import ModelFamily, WeightSchema, WeightSpec
+from mlxcel.core.family import ModelFamily, TensorPlace, WeightSchema, WeightSpec
 from mlxcel.core.kv import FullKV, RecurrentKV, SlidingKV
 from mlxcel.testing.family_watch import SMALL, WatchedCheckpoint
 from mlxcel.testing.laws import broken
@@ -121,8 +124,15 @@ def _check_tensors(schema: WeightSchema, checkpoint: Checkpoint) -> None:
                 "schema", f"{weight.name} is {list(place.shape)}, the checkpoint's tensor {name} is {list(info.shape)}"
             )
         transform = weight.transforms.get(checkpoint.naming)
-        if transform is not None and (made := transform(checkpoint.read(name)).shape) != place.shape:
+        if transform is not None and (made := _undone(transform, checkpoint, name, place)) != place.shape:
             raise broken("schema", f"the transform of {weight.name} makes {list(made)} of {list(place.shape)}")
+
+
+def _undone(
+    transform: Callable[[np.ndarray], np.ndarray], checkpoint: Checkpoint, name: str, place: TensorPlace
+) -> tuple[int, ...]:
+    """The shape that a transform makes of a tensor."""
+    return transform(checkpoint.read(name).reshape(place.shape)).shape
 
 
 def check_early_reads(watched: WatchedCheckpoint, schema: WeightSchema) -> None:

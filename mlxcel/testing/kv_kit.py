@@ -12,8 +12,8 @@ from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.engine import Engine
 from mlxcel.core.family import ModelFamily
 from mlxcel.core.kv import BLOCK, KVLayout, KVSpec, SlidingKV, ceil_block
-from mlxcel.core.plan import Piece
 from mlxcel.core.params import SamplingParams
+from mlxcel.core.plan import Piece
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
