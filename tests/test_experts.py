@@ -1,0 +1,134 @@
+"""Mixtures of experts on NumPy: the formula, the choice, and row invariance."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from company import PATIENT, check_company, company
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layered_family import Layered, layered_checkpoint
+from real_engine import assert_same_bits, real_engine
+
+from mlxcel_reference_numpy.context import NumpyContext
+from mlxcel_reference_numpy.experts import choose_experts
+from mlxcel_reference_numpy.weights import Weights
+
+E, F, D = 6, 20, 24
+
+TOLERANCE = 2e-6
+"""Of a float32 sum of up to 6 values near 1, each a sum of 24, against float64."""
+
+
+def seeded(*shape, seed):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+GATE, UP, DOWN = (
+    seeded(*shape, seed=seed) / np.float32(5) for seed, shape in enumerate([(E, F, D), (E, F, D), (E, D, F)])
+)
+
+
+def mixture(x, router, top_k, *, renormalise=True, activation="silu"):
+    """`moe` of x [T, D] by router logits [T, E]."""
+    plan = SimpleNamespace(num_rows=1, query_start=np.array([0, len(x)]))
+    plain = {("expert_gate", 0): GATE, ("expert_up", 0): UP, ("expert_down", 0): DOWN}
+    context = NumpyContext(plan, np.zeros(len(x), np.int32), Weights(1, {}, plain, 0), [], 1)
+    return context.moe(x, router, layer=0, top_k=top_k, activation=activation, renormalise=renormalise)
+
+
+def naive(x, router, top_k, renormalise):
+    """float64, token by token and expert by expert, from the formula. No ties."""
+    rows = []
+    for token, logits in zip(x.astype(np.float64), router.astype(np.float64), strict=True):
+        shares = [math.exp(score - max(logits)) for score in logits]
+        shares = [share / sum(shares) for share in shares]
+        best = sorted(range(E), key=lambda e: -shares[e])[:top_k]
+        total = sum(shares[e] for e in best) if renormalise else 1.0
+        y = np.zeros(D)
+        for e in best:
+            gate, up = GATE[e].astype(np.float64) @ token, UP[e].astype(np.float64) @ token
+            y += shares[e] / total * (DOWN[e].astype(np.float64) @ (gate / (1 + np.exp(-gate)) * up))
+        rows.append(y)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("top_k", [1, 2, 5, E])
+@pytest.mark.parametrize("tokens", [1, 2, 9, 40])
+def test_a_mixture_is_the_formula(tokens, top_k, renormalise):
+    x, router = seeded(tokens, D, seed=3), 2 * seeded(tokens, E, seed=4)
+    expected = naive(x, router, top_k, renormalise)
+    ours = mixture(x, router, top_k, renormalise=renormalise)
+    assert ours.dtype == np.float32
+    assert np.abs(ours - expected).max() <= TOLERANCE * max(1, np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("logits", "top_k", "chosen"),
+    [
+        ([0, 0, 0, 0], 2, [0, 1]),
+        ([1, 2, 2, 2], 2, [1, 2]),
+        ([3, 1, 3, 5], 3, [3, 0, 2]),
+        ([1, 0, 1, 0], 4, [0, 2, 1, 3]),
+        ([-math.inf, 0, -math.inf, 0], 3, [1, 3, 0]),
+        ([-200, -300, 0, -400], 3, [2, 0, 1]),  # shares of 0 in float32 are a tie
+    ],
+)
+def test_ties_go_to_the_lowest_index(logits, top_k, chosen):
+    found, _shares = choose_experts(np.array([logits], np.float32), top_k, renormalise=True)
+    assert found.tolist() == [chosen]
+
+
+def test_shares_are_a_softmax_over_all_or_over_the_chosen():
+    logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], np.float32))
+    _, plain = choose_experts(logits, 2, renormalise=False)
+    _, whole = choose_experts(logits, 2, renormalise=True)
+    np.testing.assert_allclose(plain, [[0.5, 0.25]], rtol=1e-6)
+    np.testing.assert_allclose(whole, [[2 / 3, 1 / 3]], rtol=1e-6)
+    assert choose_experts(1000 * logits, 1, renormalise=False)[1].tolist() == [[1.0]]
+
+
+def test_all_experts_without_renormalising_are_the_same_as_with():
+    """Their shares sum to 1 but for rounding."""
+    x, router = seeded(5, D, seed=5), seeded(5, E, seed=6)
+    np.testing.assert_allclose(mixture(x, router, E, renormalise=False), mixture(x, router, E), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, E])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_mixture_does_not_know_the_tokens_beside_it(top_k, order):
+    """Any number of tokens, in any place and memory order, of whom any share goes to the same expert."""
+    rng = np.random.default_rng(top_k)
+    x, router = seeded(33, D, seed=7), seeded(33, E, seed=8)
+    router[::3] = router[0]  # a third of them through the same experts
+    alone = np.concatenate([mixture(x[i : i + 1], router[i : i + 1], top_k) for i in range(len(x))])
+    for count in (2, 3, 8, 17, 33):
+        picked = rng.permutation(33)[:count]
+        got = mixture(np.array(x[picked], order=order), np.array(router[picked], order=order), top_k)
+        assert_same_bits(alone[picked], got, f"{count} tokens")
+
+
+def test_a_token_that_is_no_number_spoils_no_other():
+    """NaN and infinity, in the token or in its router: the others' bits stay."""
+    x, router = seeded(9, D, seed=9), seeded(9, E, seed=10)
+    clean = mixture(x, router, 2)
+    x[2], x[4, 0], router[6], router[7, 1] = np.nan, np.inf, np.nan, np.inf
+    with np.errstate(all="ignore"):
+        got = mixture(x, router, 2)
+    others = [0, 1, 3, 5, 8]
+    assert_same_bits(clean[others], got[others])
+    assert not np.isfinite(got[[2, 4, 6, 7]]).all(axis=-1).any()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["renormalised", "plain"])
+def engine(request):
+    checkpoint = layered_checkpoint("full+experts", "window 16+experts", renormalise=request.param)
+    return real_engine(checkpoint, Layered())
+
+
+@settings(max_examples=8, **PATIENT)
+@given(data=st.data())
+def test_rows_through_experts_do_not_know_their_company(engine, data):
+    check_company(engine, data.draw(company(engine.vocab)))
