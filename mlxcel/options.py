@@ -69,7 +69,7 @@ OPTIONS: Final = (
     ),
     Option(
         "model", ("-m", "--model"), "MLXCEL_MODEL", NAME, DEFAULT_MODEL, DEFAULT_MODEL,
-        "A folder, a .gguf file, or a name that `mlxcel list` shows.", "model",
+        "A folder, a .gguf file, a name that `mlxcel list` shows, or owner/name of Hugging Face.", "model",
     ),
     Option(
         "max_model_len", ("-c", "--ctx-size", "--max-model-len"), "MLXCEL_CTX_SIZE",

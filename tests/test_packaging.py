@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 from tiny_checkpoint import write_tiny_llama
 
 BASE = {
-    "numpy", "attrs", "pluggy", "click", "rich", "tokenizers", "safetensors", "jinja2", "msgspec", "starlette",
-    "hypercorn", "prometheus-client", "prompt-toolkit",
+    "numpy", "attrs", "pluggy", "click", "rich", "tokenizers", "huggingface-hub", "safetensors", "jinja2", "msgspec",
+    "starlette", "hypercorn", "prometheus-client", "prompt-toolkit",
 }  # fmt: skip
 """docs/design.md 3. JAX is an extra: the NumPy backend needs none of it."""
 
