@@ -28,7 +28,7 @@ WORDS = tuple(word for line in LINES for word in line.split())
 CAPITALS = tuple((chr(code), chr(code + 32)) for code in range(ord("A"), ord("Z") + 1))
 RULES = (
     *CAPITALS,
-    *(("\ufb01", "fi"), ("e\u0301", "é"), ("É", "é"), ("\uff11", "1")),
+    *(("\ufb01", "fi"), ("e\u0301", "é"), ("E\u0301", "é"), ("É", "é"), ("\uff11", "1")),
     *(("\u3000", " "), ("\u00a0", " "), ("\u200b", "")),
 )
 TEXTS = (
@@ -41,6 +41,7 @@ TEXTS = (
     "1234567 3.14159 ½ ② ٣٤ 12:30",
     "\u00a0\u2003\u3000 exotic\u200b\ufeff spaces",
     "a literal ▁ and ▁▁ in text",
+    *("ends with ▁", "ends with ▁ ", "E\u0301te\u0301 E\u0301 E e"),
     "<s>not control</s> <unk> <0x41>",
     "[INST] x [/INST]",
     *("x" * 40, "ab" * 20, "=" * 33, " " * 33, "e" * 17 + "é" * 5),
