@@ -4,8 +4,9 @@ import attrs
 import numpy as np
 
 from mlxcel.core.engine import Engine
-from mlxcel.core.plan import Decode, Piece
+from mlxcel.core.observe import Observers
 from mlxcel.core.params import SamplingParams
+from mlxcel.core.plan import Decode, Piece
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
@@ -100,7 +101,7 @@ class Real:
         return done
 
 
-def real_engine(checkpoint, family=None, *, slots=9, context=512, chunk=2048, tokenizer=None):
+def real_engine(checkpoint, family=None, *, slots=9, context=512, chunk=2048, tokenizer=None, observers=()):
     """With a tokenizer, ids at or above its size are masked, and texts are its own."""
     family = family or Llama()
     config = family.parse_config(checkpoint)
@@ -114,6 +115,7 @@ def real_engine(checkpoint, family=None, *, slots=9, context=512, chunk=2048, to
         sampler=KeepingSampler(vocab=config.vocab_size, tokenizer_size=tokenizer and tokenizer.size),
         finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer or ByteTokenizer()), steps={}),
         settings=EngineSettings(config.vocab_size, context, slots, chunk),
+        observers=Observers(tuple(observers)),
     )
     return Real(engine, backend, config.vocab_size)
 

@@ -171,6 +171,20 @@ def test_an_interrupt_with_a_step_ahead_voids_both_copies(monkeypatch, rows, alo
     rows.check(alone)
 
 
+@pytest.mark.parametrize("before", range(6))
+def test_two_interrupts_void_both_copies_too(monkeypatch, rows, alone, before):
+    """The step ahead never was, and wrote all the same; then the one in flight is void."""
+    for _ in range(before):
+        rows.turn(rows.going)
+    with monkeypatch.context() as patch:
+        interrupted(patch, rows.real.backend, "read")
+        interrupted(patch, rows.real.backend, "submit", nth=2)
+        with pytest.raises(KeyboardInterrupt):
+            rows.turn(rows.going, rows.going)
+    rows.to_end()
+    rows.check(alone)
+
+
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_an_interrupt_between_the_rows_of_a_step(monkeypatch, rows, alone, nth):
     """Some rows of the step are resolved when it comes, and the step ahead has written over what they read."""
@@ -228,17 +242,37 @@ def test_a_slot_after_an_overrun_is_as_fresh(checkpoint, alone, ending, ahead):
     assert real.engine.kv_stats.owned == 0
 
 
-@pytest.mark.parametrize("layers", [LAYERS, ("window 16", "full")], ids=" ".join)
+SCENES = {
+    "state": (LAYERS, 8, (1, 3, 8), (5, 20, 1)),
+    "rings": (("window 16", "full"), 64, (40, 64), (5, 250, 130)),
+}
+"""Kinds of layers, the engine's chunk, that of the pieces, and lengths of prompts: short ones for many turns of the
+copies, long ones for rings that wrap."""
+
+
+@pytest.mark.parametrize("scene", SCENES)
 @settings(max_examples=12, **PATIENT)
 @given(data=st.data())
-def test_rows_come_to_the_same_end_whatever_happens(layers, data):
+def test_rows_come_to_the_same_end_whatever_happens(scene, data):
+    check_scene(*SCENES[scene], data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scene", SCENES)
+@settings(max_examples=200, **PATIENT)
+@given(data=st.data())
+def test_rows_come_to_the_same_end_whatever_happens_at_length(scene, data):
+    check_scene(*SCENES[scene], data)
+
+
+def check_scene(layers, longest, chunks, lengths, data):
     """Spec E12, E18: random steps, one or two at a time, with interrupts and faults among them."""
-    checkpoint = layered_checkpoint(*layers)
+    checkpoint, prompts = layered_checkpoint(*layers), [ids_of(length, seed=length) for length in lengths]
     whole = real_engine(checkpoint, Layered(), slots=1)
-    expected = [whole.alone(prompt, STEPS) for prompt in PROMPTS]
-    chunk = data.draw(st.sampled_from([1, 3, 8]))
-    rows = DisturbedRows(real_engine(checkpoint, Layered(), slots=4, chunk=8), PROMPTS, STEPS, chunk)
-    events = st.sampled_from(["step", "step", "ahead", "ahead", "submit", "read", "second", "lose", "fault"])
+    expected = [whole.alone(prompt, STEPS) for prompt in prompts]
+    chunk = data.draw(st.sampled_from(chunks))
+    rows = DisturbedRows(real_engine(checkpoint, Layered(), slots=4, chunk=longest), prompts, STEPS, chunk)
+    events = st.sampled_from(["step", "step", "ahead", "ahead", "submit", "read", "second", "both", "lose", "fault"])
     for event in data.draw(st.lists(events, max_size=12)):
         going = rows.going
         if not going:
@@ -249,17 +283,14 @@ def test_rows_come_to_the_same_end_whatever_happens(layers, data):
             if event in ("lose", "fault"):
                 rows.lose_kv(patch, kv_intact=event == "fault")
                 continue
-            if event in ("submit", "read", "second"):
-                interrupted(
-                    patch,
-                    rows.real.backend,
-                    "submit" if event == "second" else event,
-                    nth=1 + (event == "second"),
-                    behind=data.draw(st.booleans()),
-                )
+            behind = data.draw(st.booleans())
+            if event in ("submit", "second", "both"):
+                interrupted(patch, rows.real.backend, "submit", nth=1 if event == "submit" else 2, behind=behind)
+            if event in ("read", "both"):
+                interrupted(patch, rows.real.backend, "read", behind=behind)
             try:
                 rows.turn(some, later)
             except KeyboardInterrupt:
-                assert event in ("submit", "read", "second")
+                assert event in ("submit", "read", "second", "both")
     rows.to_end()
     rows.check(expected)

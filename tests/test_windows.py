@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from company import PATIENT, check_company, company
+from disturbed_rows import DisturbedRows, interrupted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_family import Layered, layered_checkpoint, layered_logits
@@ -175,6 +176,30 @@ def test_h_l25_short_and_long_rows_beside_each_other():
                 assert_same_bits(loaded.logits(ids), logits)
 
 
+# --- steps that must not count ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("ahead", ["in flight", "never was"])
+def test_a_void_piece_with_another_ahead_leaves_no_hole_in_the_ring(monkeypatch, before, ahead):
+    """Together they are longer than the slack of the ring, and what the row still sees is written over. So too where
+    the second one was interrupted itself."""
+    checkpoint = layered_checkpoint("window 16", "full")
+    prompt = ids_of(270)
+    expected = [real_engine(checkpoint, Layered(), slots=1).alone(prompt, 2)]
+    rows = DisturbedRows(real_engine(checkpoint, Layered(), slots=1, chunk=64), [prompt], 2, chunk=64)
+    for _ in range(before):
+        rows.turn(rows.going)
+    with monkeypatch.context() as patch:
+        interrupted(patch, rows.real.backend, "read")
+        if ahead == "never was":
+            interrupted(patch, rows.real.backend, "submit", nth=2)
+        with pytest.raises(KeyboardInterrupt):
+            rows.turn(rows.going, rows.going)
+    rows.to_end()
+    rows.check(expected)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -221,8 +246,8 @@ class Huge:
 
 @pytest.mark.parametrize("layers", [("full",), ("window 16", "full"), ("state", "window 16", "full+experts")])
 def test_h_l24_a_row_of_huge_weights_ends_and_the_next_one_works(layers):
-    """Softcap in float32: scores far beyond half precision are capped and finite. A row whose numbers are gone fails alone, leaves
-    nothing in its slot, and the pool is empty behind it."""
+    """Softcap in float32: scores far beyond half precision are capped and finite. A row whose numbers are gone fails
+    alone, leaves nothing in its slot, and the pool is empty behind it."""
     checkpoint = Huge(layered_checkpoint(*layers, softcap=30.0), 1e4)
     good = ids_of(20)
     good[good == Huge.POISON] = 0

@@ -224,6 +224,8 @@ class Engine:
             )
         self._reserved = None
         drawing = tuple(draws(row, part) for row, part in zip(rows, parts, strict=True))
+        for ahead in self._steps:
+            ahead.followed += rows
         handle: Any
         try:
             plan = pack_step(rows, parts, drawing, kv=self._kv, sampler=self._sampler)
@@ -262,7 +264,8 @@ class Engine:
         try:
             return self._outcomes(step)
         except BaseException:  # an interrupt: this step is void, and so is one that builds on its tokens
-            self._lose_steps_ahead(step)
+            self._lose_steps_ahead()
+            self._preempt_overwritten(step)
             self._trim_all()
             raise
         finally:
@@ -406,14 +409,17 @@ class Engine:
             if (short := self._trim(row)) is not None and not row.ended:
                 self._fail(row, short)
 
-    def _lose_steps_ahead(self, void: Step | None = None) -> None:
-        """With the step before them `void`, both copies of recurrent state are of steps that do not count."""
+    def _lose_steps_ahead(self) -> None:
         for step in self._steps:
             step.lose()
-            if void is not None and self._kv_spec.recurrent:
-                for row in step.rows:
-                    if row in void.rows and not row.ended:
-                        self._preempt(row)
+
+    def _preempt_overwritten(self, void: Step) -> None:
+        """A row whose step is void, and whose next step had been started, is taken back by two steps: that is more than
+        the slack of a ring, and both copies of its recurrent state are of steps that do not count."""
+        if self._kv_spec.windowed or self._kv_spec.recurrent:
+            for row in void.rows:
+                if row in void.followed and not row.ended:
+                    self._preempt(row)
 
     def _fail(self, row: Sequence, error: Exception) -> RowOutcome:
         row.state, row.error, row.ending = SequenceState.FAILED, error, None

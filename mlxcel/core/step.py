@@ -20,6 +20,7 @@ class Step:
     handle: Any  # the backend's own, or the BackendFault that kept it from starting
     rows: tuple[Sequence, ...]
     drawing: tuple[bool, ...]
+    followed: list[Sequence] = attrs.field(factory=list)  # rows of a step started behind it, or interrupted in that
     lost: bool = False  # an older step took its KV or its input away: nothing of it may be believed
 
     @property
