@@ -1,4 +1,4 @@
-"""The family against the conformance kit of mlxcel and a forward of its own."""
+"""The family against the conformance kits of mlxcel and a forward of its own."""
 
 from functools import partial
 
@@ -9,13 +9,16 @@ from neox_checkpoint import neox_config, neox_logits, neox_weights, write_neox
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.testing.family_kit import check_family
+from mlxcel.testing.kv_kit import check_kv_spec
 
 
 @pytest.mark.parametrize("changes", [{}, {"use_parallel_residual": False}, {"rotary_pct": 1.0}])
 def test_the_family_keeps_all_laws_and_agrees_with_the_formulas(tmp_path, changes):
     config = neox_config(**changes)
     reference = partial(neox_logits, config, neox_weights(config))
-    check_family(GPTNeoX(), SafetensorsCheckpoint(write_neox(tmp_path, **changes)), reference=reference)
+    checkpoint = SafetensorsCheckpoint(write_neox(tmp_path, **changes))
+    check_family(GPTNeoX(), checkpoint, reference=reference)
+    check_kv_spec(GPTNeoX(), checkpoint)
 
 
 @pytest.mark.parametrize(
