@@ -3,8 +3,8 @@
 import numpy as np
 
 from mlxcel.core.backend import BackendCaps
-from mlxcel.core.plan import Decode, Piece
 from mlxcel.core.params import SamplingParams
+from mlxcel.core.plan import Decode, Piece
 from mlxcel.core.request import SequenceSpec
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner
 from mlxcel.testing.byte_tokenizer import EOS, TURN_END, ByteTokenizer

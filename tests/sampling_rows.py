@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.params import SamplingParams
+from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling.chain import ChainSampler

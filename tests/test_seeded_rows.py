@@ -8,8 +8,8 @@ import pytest
 from engine_rows import decode, pieces, plan_for
 
 from mlxcel.core.engine import Engine
-from mlxcel.core.plan import Decode, Piece
 from mlxcel.core.params import SamplingParams
+from mlxcel.core.plan import Decode, Piece
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
