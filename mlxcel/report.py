@@ -9,7 +9,7 @@ import attrs
 from mlxcel.core.result import RequestResult
 
 if TYPE_CHECKING:
-    from mlxcel.core.request import Resolved
+    from mlxcel.core.resolve_sampling import Resolved
     from mlxcel.load import LoadedModel
 
 

@@ -28,7 +28,7 @@ from mlxcel.cli.streams import tell
 from mlxcel.errors import UsageError
 
 if TYPE_CHECKING:
-    from mlxcel.core.request import Resolved
+    from mlxcel.core.resolve_sampling import Resolved
     from mlxcel.core.result import RequestResult
     from mlxcel.load import LoadedModel
 
@@ -131,10 +131,11 @@ def _refuse_idle(context: CliContext, *, raw: bool, ids: bool, add_special: bool
 
 
 def _resolve(given: Mapping[str, Any], model: LoadedModel) -> Resolved:
-    from mlxcel.core.request import resolve_sampling
+    from mlxcel.core.resolve_sampling import resolve_sampling
 
     defaults = {name: getattr(model.defaults, name) for name in ("temperature", "top_p", "top_k")}
-    return resolve_sampling("cli", given, generation_config=defaults, fresh_seed=lambda: secrets.randbits(63))
+    layers = ("generation_config", defaults), ("flag", given)
+    return resolve_sampling("cli", *layers, fresh_seed=lambda: secrets.randbits(63))
 
 
 def _encode(

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from mlxcel.core.backend import Backend, Level
+from mlxcel.core.bind_params import check_bounds, reply_bound
 from mlxcel.core.finish import Ending, Finish, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.observe import Observers
@@ -131,16 +132,12 @@ class Engine:
         if low < 0 or high >= self._settings.vocab:
             bad = low if low < 0 else high
             raise RequestError(f"token id {bad} is not in the vocabulary of {self._settings.vocab}", field="prompt")
-        stops = [token for token in spec.params.stop_token_ids if token >= self._settings.vocab]
-        if stops:
-            words = f"stop_token_ids: {stops[0]} is not in the vocabulary of {self._settings.vocab}"
-            raise RequestError(words, field="stop_token_ids")
         if prompt >= context:
             raise ContextTooLong(prompt, context)
+        max_new = reply_bound(spec.params, prompt, context)
+        check_bounds(spec.params, vocab=self._settings.vocab, max_new=max_new)
         if not self._free_slots:
             raise CapacityError(f"all {self._settings.slots} rows are taken", hint="close a sequence first")
-        asked = spec.params.max_tokens
-        max_new = context - prompt if asked == -1 else min(asked, context - prompt)
         sequence_id, slot = self._next_id, self._free_slots[-1]
         self._kv.open(sequence_id, min(context, prompt + max_new))
         try:
