@@ -177,6 +177,57 @@ def test_an_unused_weight_is_named(checkpoint):
         ({"project": lambda self, x, group, *, layer: self.ctx.project(x, group, layer=0)}, "layer=0 inside layer 1"),
         ({"project": lambda self, x, group, *, layer: self.ctx.project(x, "kqv", layer=layer)}, "the group 'kqv'"),
         ({"select_rows": lambda self, x: x}, "select_rows kept None"),
+        ({"select_rows": lambda self, x: self.ctx.select_rows(self.ctx.select_rows(x))}, "is called more than once"),
+        (
+            {
+                "rms_norm": lambda self, x, weight, *, layer=None, **options: self.ctx.rms_norm(
+                    x, weight, layer=1, **options
+                )
+            },
+            "layer=1 inside layer 0",
+        ),
+        (
+            {"unembed": lambda self, x: self.ctx.rms_norm(x, "final_norm", layer=0, eps=1.0)},
+            "rms_norm of 'final_norm' gets layer=0, but the weight is outside the layers",
+        ),
+        (
+            {"rope": lambda self, x, frequencies, **options: self.ctx.rope(x, frequencies.astype(np.float64))},
+            "8 float64 frequencies",
+        ),
+        (
+            {"rope": lambda self, x, frequencies, **options: self.ctx.rope(x, np.tile(frequencies, 2))},
+            "16 float32 frequencies for",
+        ),
+        (
+            {"attend": lambda self, q, k, v, **options: self.ctx.attend(q[:, :, :8], k, v, **options)},
+            "asks with q [T, (4, 8)]",
+        ),
+        (
+            {"attend": lambda self, q, k, v, **options: q.reshape(len(q), -1)},
+            "layer 0 calls attend 0 times, wanted once",
+        ),
+        (
+            {
+                "attend": lambda self, q, k, v, layer, **options: self.ctx.state_scan(
+                    lambda s, x: (s, x), (q,), layer=layer
+                )
+            },
+            "layer 0 calls state_scan, its KV spec says FullKV",
+        ),
+        (
+            {
+                "rms_norm": lambda self, x, weight, *, layer=None, **options: self.ctx.layer_norm(
+                    x, weight, "norm_bias", layer=layer, eps=1e-5
+                )
+            },
+            "layer_norm asks for the weight 'norm_bias', which",
+        ),
+        (
+            {"unembed": lambda self, x: self.ctx.unembed(x).astype(np.float64)},
+            "forward returns float64 [12, 64], wanted float32",
+        ),
+        ({"unembed": lambda self, x: self.ctx.unembed(x)[:, :60]}, "rows: forward returns [12, 60], wanted [12, 64]"),
+        ({"unembed": lambda self, x: self.ctx.unembed(x) * np.float32(np.inf)}, "numbers: logit 0 at position 0 is"),
     ],
 )
 def test_a_misused_op_is_named(checkpoint, context, words):
@@ -398,6 +449,34 @@ def test_kv_of_another_shape_is_caught(checkpoint):
 def test_an_end_id_outside_the_vocabulary_is_caught(checkpoint):
     family = llama_over(lambda ctx: ctx, eos_ids=lambda self, config: frozenset({64}))
     assert broken_by(family, checkpoint) == "config: eos_ids has 64, ids are 0 to 63"
+
+
+@pytest.mark.parametrize(("field", "value"), [("vocab_size", 0), ("context", None), ("context", 2.0)])
+def test_a_config_without_its_sizes_is_caught(checkpoint, field, value):
+    class Sizeless(Llama):
+        def parse_config(self, checkpoint):
+            return attrs.evolve(super().parse_config(checkpoint), **{field: value})
+
+    assert broken_by(Sizeless(), checkpoint) == f"config: {field} is {value!r}, it must be an integer of 1 or more"
+
+
+def test_logits_of_some_rows_only_are_caught(checkpoint):
+    """The whole prompt's, and its last token's alone, as the engine asks."""
+
+    class Selecting(ChangedContext):
+        def unembed(self, x):
+            return self.ctx.unembed(x) * np.float32(1 + (len(x) == 1 and self.tokens == 70))
+
+        def embed(self):
+            x = self.ctx.embed()
+            self.tokens = len(x)
+            return x
+
+    assert broken_by(llama_over(Selecting), checkpoint).startswith("rows: when the last token's logits alone are asked")
+
+    short = llama_over(type("Short", (ChangedContext,), {"select_rows": lambda self, x: self.ctx.select_rows(x)[:-1]}))
+    with pytest.raises(AssertionError, match="forward: 2 rows of logits for 3 tokens that are wanted"):
+        logits_of(short, checkpoint, [1, 2, 3])
 
 
 # --- the reference ---------------------------------------------------------------------------------------------------

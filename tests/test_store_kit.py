@@ -9,6 +9,8 @@ from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.testing.store_kit import check_kv_store
 
 STORES = {"dense": DenseKV}
+LAST = 60
+"""A row that the walk opens late: near the end of it."""
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -73,6 +75,18 @@ def forgetful_free(self, sequence_id):
     self._free.pop()
 
 
+def swallowing_reserve(self, wants):
+    """Grants what it cannot."""
+    try:
+        DenseKV.reserve(self, wants)
+    except CapacityError:
+        DenseKV.reserve(self, [])
+
+
+def derived_stats(self):
+    return KVStats(self.num_pages, len(self._free), self.num_pages - len(self._free), self.page_size)
+
+
 def moving_table(self, sequence_id):
     row = self._row(sequence_id)
     return np.array([(row.page + (row.written > 100)) % self.num_pages], np.int32)
@@ -90,6 +104,8 @@ LIES = [
     ({"reserve": half_reserve}, "advance: row"),
     ({"reserve": keeping_reserve}, "advance: row"),
     ({"reserve": lambda self, wants: None}, "advance: row"),
+    ({"reserve": swallowing_reserve}, "reserve: "),
+    ({"free": forgetful_free, "stats": derived_stats}, "open: no row is open"),
     ({"advance": long_advance}, "advance: row"),
     ({"trim": short_trim}, "trim: row"),
     ({"trim": keeping_trim}, "advance: row"),
@@ -154,3 +170,16 @@ def test_a_lone_row_that_does_not_get_its_capacity_is_caught():
 
     with pytest.raises(AssertionError, match="is refused to the only row"):
         check_kv_store(Tight)
+
+
+def test_pages_that_are_lost_with_the_last_row_are_caught():
+    class Losing(DenseKV):
+        def free(self, sequence_id):
+            super().free(sequence_id)
+            if len(self._free) == self.num_pages and sequence_id > LAST:
+                self._free.pop()
+
+        stats = derived_stats
+
+    with pytest.raises(AssertionError, match="stats: every row is gone, and KVStats"):
+        check_kv_store(Losing)

@@ -6,6 +6,8 @@ states are full of NaN when it comes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from mlxcel.core.checkpoint import Checkpoint
@@ -16,16 +18,11 @@ from mlxcel.core.params import SamplingParams
 from mlxcel.core.plan import Piece
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.settings import EngineSettings
-from mlxcel.core.source import NoProgress
 from mlxcel.errors import BatchShapeError
-from mlxcel.plugins.finish.standard import StandardFinish
 from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner
-from mlxcel.plugins.sampling.chain import ChainSampler
-from mlxcel.testing.byte_tokenizer import ByteTokenizer
 from mlxcel.testing.family_run import Feed, LoadedFamily, Place, pieces_of
 from mlxcel.testing.laws import broken, same_bits
-from mlxcel.text.detokeniser import Detokeniser
 from mlxcel_reference_numpy.backend import NumpyBackend
 from mlxcel_reference_numpy.storage import Pages, make_storage
 
@@ -64,7 +61,7 @@ def check_kv_spec(family: ModelFamily, checkpoint: Checkpoint) -> None:
         ids = rng.integers(0, vocab, min(SHORT, context), np.int32)
         _check_overrun(loaded, ids)
         _check_slot(loaded, ids, rng.integers(0, vocab, len(ids), np.int32))
-        _check_chunk(family, checkpoint, kv, vocab)
+    _check_chunk(kv, vocab)
 
 
 def _windows(kv: KVSpec) -> list[SlidingKV]:
@@ -126,8 +123,6 @@ def _check_overrun(loaded: LoadedFamily, ids: np.ndarray) -> None:
     total = len(ids)
     usual = loaded.logits(ids)
     for steps in (1, 2):
-        if steps >= total:
-            break
         other = (ids[steps : steps + 1] + 1) % loaded.config.vocab_size
         run = [*pieces_of(0, steps, range(1, steps)), Feed(0, steps, steps + 1, overrun=other), Feed(0, steps, total)]
         (got,) = loaded.run([ids], [[feed] for feed in run])
@@ -139,24 +134,27 @@ def _check_slot(loaded: LoadedFamily, ids: np.ndarray, former: np.ndarray) -> No
     total, place = len(ids), Place(0, (0,))
     usual = loaded.logits(ids)
     for steps in (1, 2):
-        gone = pieces_of(0, total - 1, range(1, steps)) if steps < total else pieces_of(0, total - 1)
+        gone = pieces_of(0, total - 1, range(1, steps))
         run = [*gone, Feed(0, total - 1, total, overrun=former[-1:]), *pieces_of(1, total, [1])]
         got = loaded.run([former, ids], [[feed] for feed in run], places=[place, place])[1]
         what = f"in the slot of a row that ran {len(gone)} steps, and one that was dropped"
         same_bits("slot", what, got, usual)
 
 
-def _check_chunk(family: ModelFamily, checkpoint: Checkpoint, kv: KVSpec, vocab: int) -> None:
-    """By an engine whose chunk is one token."""
+class _Idle:
+    """The sampler and the finish step of an engine that runs no step."""
+
+    def open(self, spec: SequenceSpec, **bounds: int) -> None:
+        """A row has no state."""
+
+
+def _check_chunk(kv: KVSpec, vocab: int) -> None:
+    """By an engine whose chunk is one token. Its backend has no weights: a forward would raise."""
+    idle: Any = _Idle()
+    store = DenseKV(kv_spec=kv, slots=1, context=BLOCK, page_size=16)
+    settings = EngineSettings(vocab, BLOCK, 1, chunk=1)
     backend = NumpyBackend()
-    config = family.parse_config(checkpoint)
-    backend.load(family, config, checkpoint, NoProgress())
-    context = min(config.context, BLOCK)
-    store = DenseKV(kv_spec=kv, slots=1, context=context, page_size=16)
-    finish = StandardFinish(stream=lambda spec: Detokeniser(ByteTokenizer()), steps={})
-    settings = EngineSettings(vocab, context, 1, chunk=1)
-    sampler = ChainSampler(vocab=vocab, tokenizer_size=None)
-    with Engine(backend=backend, kv_spec=kv, kv=store, sampler=sampler, finish=finish, settings=settings) as engine:
+    with Engine(backend=backend, kv_spec=kv, kv=store, sampler=idle, finish=idle, settings=settings) as engine:
         ids = np.zeros(2, np.int32)
         row = engine.open(SequenceSpec("row", ids, SamplingParams(temperature=0, seed=0)))
         plan = ChunkedPlanner(chunk=2, level=engine.level, caps=backend.caps).build(ids)
