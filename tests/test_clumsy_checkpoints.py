@@ -83,13 +83,19 @@ def test_one_damaged_token_id_does_not_choose_how_much_memory_is_taken(tmp_path,
         tracemalloc.stop()
 
 
-def test_a_tokenizer_that_makes_the_library_panic_is_a_damaged_one(tmp_path):
-    """A panic of compiled code is no Exception: a prefix longer than the tokens it should be taken from."""
+LONG_PREFIX = {"model": {**tiny_tokenizer_json()["model"], "continuing_subword_prefix": "dynamic"}}
+NO_SUCH_TOKEN = {"post_processor": {**tiny_tokenizer_json(add_bos=True)["post_processor"], "special_tokens": {}}}
+UNSAID_TOKEN = {
+    "post_processor": {"type": "TemplateProcessing", "single": "x:0 $A", "pair": "$A $B", "special_tokens": []}
+}
+
+
+@pytest.mark.parametrize("damage", [LONG_PREFIX, NO_SUCH_TOKEN, UNSAID_TOKEN])
+def test_a_tokenizer_that_makes_the_library_fail_is_a_damaged_one(tmp_path, damage):
+    """A panic of compiled code is no Exception: a prefix longer than a token, a template of tokens that it lacks."""
     folder = write_tiny_llama(tmp_path)
-    fields = tiny_tokenizer_json()
-    fields["model"]["continuing_subword_prefix"] = "dynamic"
-    write_json(folder / "tokenizer.json", fields)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: range end index"):
+    write_json(folder / "tokenizer.json", {**tiny_tokenizer_json(), **damage})
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: "):
         hf_json.load(SafetensorsCheckpoint(folder))
 
 

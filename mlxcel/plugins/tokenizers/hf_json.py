@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,7 +42,8 @@ def load(checkpoint: Checkpoint) -> LibraryTokenizer:
     added = library.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special}
     completed, ends = end_roles({tokens[index]: index for index in special}, own)
-    prefix, suffix = surrounding_ids(library)
+    with library_faults(checkpoint.assets["tokenizer.json"]):
+        prefix, suffix = surrounding_ids(library)
     return LibraryTokenizer(
         library,
         tokens=tokens,
@@ -63,11 +65,18 @@ def read_library(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
         data = path.read_bytes()  # ours to open: the library takes no file name that is not UTF-8
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
-    try:
+    with library_faults(path):
         return tokenizers.Tokenizer.from_buffer(data)
-    except BaseException as error:  # the library raises bare Exception, and panics, which are no Exception
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
+
+
+@contextmanager
+def library_faults(path: Path) -> Iterator[None]:
+    """CheckpointError for whatever the library raises: bare Exception, and panics, which are no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
         raise CheckpointError(
             f"{path} cannot be read: {str(error)[:300]}", hint="the file is damaged or incomplete: download it again"
         ) from error
