@@ -97,7 +97,7 @@ NOT_UTF8: Final = (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc
 
 def place(draw: Random, data: bytes) -> int:
     """Anywhere, the beginning more often: headers are there."""
-    return draw.randrange(min(len(data), 64) if draw.random() < 0.3 else len(data) + 1)
+    return draw.randrange(1 + (min(len(data), 64) if draw.random() < 0.3 else len(data)))
 
 
 def flip_bits(draw: Random, data: bytes) -> bytes:

@@ -13,10 +13,10 @@ import attrs
 import fuzz_files
 import gguf
 import numpy as np
-from tiny_checkpoint import CHATML, write_json, write_tiny_gguf, write_tiny_llama
+from tiny_checkpoint import CHATML, tiny_tokenizer_json, write_json, write_tiny_gguf, write_tiny_llama
 from wrapped_checkpoint import write_wrapped
 
-FAMILIES: Final = Path(__file__).parent / "data" / "families"
+DATA: Final = Path(__file__).parent / "data"
 SHAPE: Final[Mapping[str, Any]] = {"hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 32, "vocab": 288, "layers": 2}
 TOKENIZER: Final = 276
 
@@ -83,7 +83,7 @@ def make_seeds(folder: Path) -> Seeds:
     """Written once by the writers of the tests, then kept in memory."""
     alone = [*folders(folder), *ggufs(folder)]
     several = configs(alone[0])
-    return Seeds((*((seed,) for seed in alone), several, several))
+    return Seeds((*((seed,) for seed in alone), models(folder), several, several))
 
 
 def folders(folder: Path) -> list[Seed]:
@@ -94,16 +94,60 @@ def folders(folder: Path) -> list[Seed]:
     wrapped = write_wrapped(
         folder / "wrapped", {"model.": "language_model.model."}, outer={"vision_config": {"depth": 1}}
     )
-    model = write_tiny_llama(folder / "model", tokenizer_size=TOKENIZER, dtype="F16", **SHAPE)
-    (model / "tokenizer.json").unlink()
-    (model / "tokenizer.model").write_bytes(sentencepiece_model())
+    spaces = write_tiny_llama(folder / "spaces", tokenizer_size=TOKENIZER, dtype="F16", **SHAPE)
+    write_json(spaces / "tokenizer.json", tokenizer_with_spaces())
     small = {"chat_template.jinja", "special_tokens_map.json", "generation_config.json"}
     return [
         folder_seed(plain, often=("tokenizer.json", "config.json", "model.safetensors", "tokenizer_config.json")),
         folder_seed(shards, but=small, often=("model.safetensors.index.json",)),
         folder_seed(wrapped, but={*small, "tokenizer.json", "tokenizer_config.json"}),
-        folder_seed(model, but={*small, "config.json", "model.safetensors"}, often=("tokenizer.model",) * 3),
+        folder_seed(spaces, but={*small, "config.json", "model.safetensors"}, often=("tokenizer.json",) * 3),
     ]
+
+
+def tokenizer_with_spaces() -> dict[str, Any]:
+    """tokenizer.json of the pieces, as Hugging Face writes Llama 2's: rules for spaces at both ends."""
+    fields = tiny_tokenizer_json(TOKENIZER)
+    flags = fields["added_tokens"][0]
+    names = [piece for piece, _, _ in PIECES]
+    joins = [[word[:cut], word[cut:]] for word in WORDS for cut in range(1, len(word))]
+    space = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    return {
+        **fields,
+        "added_tokens": [{**flags, "id": index, "content": names[index]} for index in range(3)],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, space]},
+        "pre_tokenizer": None,
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
+        "model": {
+            **fields["model"],
+            "unk_token": "<unk>",
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {name: index for index, name in enumerate(names)},
+            "merges": [pair for pair in joins if set(pair) <= set(names)],
+        },
+    }
+
+
+def models(folder: Path) -> tuple[Seed, ...]:
+    """Folders with a tokenizer.model: the pieces, and those that sentencepiece itself made."""
+    made = {path.stem: path.read_bytes() for path in sorted(DATA.glob("tokenizers/*.model"))}
+    seeds = []
+    for name, data in {"pieces": sentencepiece_model(), **made}.items():
+        place = write_tiny_llama(folder / f"model {name}", tokenizer_size=TOKENIZER, dtype="F16", **SHAPE)
+        (place / "tokenizer.json").unlink()
+        (place / "tokenizer.model").write_bytes(data)
+        files = {path.name: path.read_bytes() for path in sorted(place.iterdir())}
+        seeds.append(Seed(place.name, files, "", ("tokenizer.model", "tokenizer.model", "tokenizer_config.json")))
+    return tuple(seeds)
 
 
 def folder_seed(folder: Path, *, but: set[str] | None = None, often: tuple[str, ...] = ()) -> Seed:
@@ -113,7 +157,7 @@ def folder_seed(folder: Path, *, but: set[str] | None = None, often: tuple[str, 
 
 def configs(plain: Seed) -> tuple[Seed, ...]:
     """The configs of all families over the same weights: what parse_config reads is mostly the config."""
-    found = sorted(FAMILIES.glob("*/config.json"))
+    found = sorted(DATA.glob("families/*/config.json"))
     return tuple(
         Seed(f"config {path.parent.name}", {**plain.files, "config.json": path.read_bytes()}, "", ("config.json",))
         for path in found
