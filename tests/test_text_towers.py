@@ -61,6 +61,14 @@ def test_a_wrapped_text_model_is_seen_alone(tmp_path: Path, names: Mapping[str, 
     assert_is_the_tiny_llama(checkpoint, tie=tie)
 
 
+@pytest.mark.parametrize(("prefix", "told"), [("language_model.model.", True), ("model.", False)])
+def test_other_names_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, prefix: str, told: bool) -> None:
+    write_wrapped(tmp_path, {"model.": prefix})
+    with caplog.at_level(logging.INFO):
+        SafetensorsCheckpoint(tmp_path)
+    assert ("lies under 'language_model.model.'" in caplog.text) == told
+
+
 @pytest.mark.parametrize("shards", [2, 3])
 @pytest.mark.parametrize("index", ["complete", "none", "of older names", "with a vision shard"])
 def test_h_l15_shards_and_prefixes_go_together(tmp_path: Path, shards: int, index: str) -> None:

@@ -5,6 +5,7 @@ Pickled weights are refused by name and never opened: reading a pickle runs code
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from mlxcel.plugins.formats.safetensors_shard import Shard
+
+log = logging.getLogger(__name__)
 
 JSON_ASSETS: Final = (
     "tokenizer_config.json",
@@ -66,6 +69,8 @@ class SafetensorsCheckpoint:
         found = choose_shards(path, shards, config)
         tower = find_tower(found, config, str(path))
         self._own = tower.seen_names(found, str(path))
+        if tower.is_moved:
+            log.info("%s: the text model lies under %r, and is read as if under 'model.'", path, tower.root)
         self._shards: dict[str, Shard] | None = found
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {seen: attrs.evolve(found[own].tensors[own], name=seen) for seen, own in self._own.items()}

@@ -76,9 +76,14 @@ class TextTower:
 
     root: str | None
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether tensors are seen under other names than their own."""
+        return self.root not in (None, ROOT)
+
     def seen(self, name: str) -> str:
         """The name of a tensor of the file as everything behind the reader sees it."""
-        if self.root is None or self.root == ROOT:
+        if self.root is None or not self.is_moved:
             return name
         place, found, rest = name.partition(HEAD)
         if found and (not place or place.endswith(".")) and self.root.startswith(place):
