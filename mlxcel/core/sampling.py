@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.request import SequenceSpec
@@ -13,7 +15,7 @@ class Drawn(NamedTuple):
     """Output of Sampler.draw, arrays of the backend's own kind. Fields and their order as in StepResult."""
 
     tokens: Any  # [R] int32
-    status: Any  # [R] int32
+    status: Any  # [R] int32: kinds of StepResult.status in the low byte, above it what `Sampler.fault` knows to name
     logprobs: Any  # [R] float32, or None
     top_ids: Any  # [R, n] int32, or None
     top_logprobs: Any  # [R, n] float32, or None
@@ -64,4 +66,71 @@ class Sampler(Protocol):
 
     def commit(self, state: Any, token: int, observed: float | None) -> None:
         """The token was read, resolved and appended; `observed` is what its draw said of it."""
+        ...
+
+    def fault(self, state: Any, status: int) -> str:
+        """What kept the row from a token, in words that end a sentence about it; `status` is not 0."""
+        ...
+
+
+@runtime_checkable
+class LogitsProcessor(Protocol):
+    """A change to the logits that rows ask for by its registered name, in `logits_processors` (spec S48).
+
+    It has one of two forms beside this: `BatchedProcessor`, or, for the stage "masks" alone, `HostMask`.
+    """
+
+    @property
+    def stage(self) -> str:
+        """ "bias", "processors" or "masks": where in the chain it runs (spec 4.1). A mask only ever removes ids: what
+        it makes of the others does not count."""
+        ...
+
+    def prepare(self, args: Mapping[str, Any], spec: SequenceSpec) -> Any | None:
+        """Once a row, at `open`: what the row's `args` come to, None where they come to nothing. RequestError, or any
+        other exception, refuses the row."""
+        ...
+
+
+@runtime_checkable
+class BatchedProcessor(LogitsProcessor, Protocol):
+    """Over all rows of a step, traced into it."""
+
+    @property
+    def history(self) -> int:
+        """How many of the newest ids of prompt and output `apply` wants to see, 0 to 4096."""
+        ...
+
+    def prepare(self, args: Mapping[str, Any], spec: SequenceSpec) -> Mapping[str, np.ndarray] | None:
+        """Arrays of bool, int32, uint32 or float32 by name: the same names, dtypes and ranks for every row."""
+        ...
+
+    def apply(self, xp: Any, logits: Any, params: Mapping[str, Any], history: Any) -> Any:
+        """logits float32 [R, V] -> float32 [R, V], pure array-API code in the array library `xp`.
+
+        `params` holds the rows' arrays, [R, …], their axes padded at the end to a length from a small closed set: int32
+        with -1, anything else with 0. `history` is int32 [R, `history`], the newest id last, -1 where there is none.
+        A row that does not use the processor is padding throughout, and what becomes of it here does not count.
+        """
+        ...
+
+
+class MaskedRow(NamedTuple):
+    """A row of which a host mask is asked for."""
+
+    output: np.ndarray  # [G] int32: the ids of the output that were read, the newest last
+    generated: int  # tokens of the output at this draw: G, or one more with a draw in flight
+
+
+@runtime_checkable
+class HostMask(LogitsProcessor, Protocol):
+    """A row at a time, on the host: for masks that a step cannot compute."""
+
+    def closed(self, prepared: Any) -> bool:
+        """Whether `mask` needs to know no id that is still in flight (spec C51)."""
+        ...
+
+    def mask(self, prepared: Any, row: MaskedRow) -> np.ndarray:
+        """The ids that may be drawn: bit t % 32 of word t // 32, uint32 [(V + 31) // 32]; `allowed_words` of
+        mlxcel.plugins.sampling.bits makes them of a bool [V]. An exception fails the row alone."""
         ...

@@ -29,7 +29,15 @@ class Stage(Protocol):
     """One step of the chain. A row that does not use it passes bit for bit, by selection (spec S3)."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """A name of its own. What stands before a dot is what reports call it."""
+        ...
+
+    @property
+    def foreign(self) -> str | None:
+        """The name of the logits processor that `apply` runs; None for stages that come with the chain, which make no
+        NaN. The chain looks at what a foreign stage leaves, so that a fault is told by its name (spec S45)."""
+        ...
 
     def prepare(self, spec: SequenceSpec) -> Any | None:
         """Once a row, at `open`: what this row needs, None where it does not use the stage. RequestError names a field
