@@ -64,8 +64,9 @@ def refuse_quantised(path: Path, config: Mapping[str, Any]) -> None:
 
 def refuse_packed(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
     """By the tensors of the text model themselves, for a folder whose config.json does not say."""
+    ends = tuple(PACKED_ENDS)
     for name, info in tensors.items():
-        method = next((method for end, method in PACKED_ENDS.items() if name.endswith(end)), None)
+        method = PACKED_ENDS["." + name.rpartition(".")[2]] if name.endswith(ends) else None
         if name.endswith("_blocks") and info.dtype == "U8":
             method = "MXFP4"
         if method is None and name.endswith(".weight"):

@@ -72,9 +72,10 @@ class SafetensorsCheckpoint:
         if tower.is_moved:
             log.info("%s: the text model lies under %r, and is read as if under 'model.'", path, tower.root)
         self._shards: dict[str, Shard] | None = found
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {seen: attrs.evolve(found[own].tensors[own], name=seen) for seen, own in self._own.items()}
-        )
+        infos = {seen: found[own].tensors[own] for seen, own in self._own.items()}
+        if tower.is_moved:
+            infos = {seen: attrs.evolve(info, name=seen) for seen, info in infos.items()}
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(infos)
         refuse_packed(path, {seen: self.tensors[seen] for seen, own in self._own.items() if tower.holds(own)})
         self.assets: Mapping[str, Any] = MappingProxyType(read_assets(path))
 
