@@ -16,6 +16,8 @@ from mlxcel_reference_numpy.experts import choose_experts
 from mlxcel_reference_numpy.weights import Weights
 
 E, F, D = 6, 20, 24
+LARGE = (4, 512, 768)
+"""E, F and D of a real layer's kind."""
 
 TOLERANCE = 2e-6
 """Of a float32 sum of up to 6 values near 1, each a sum of 24, against float64."""
@@ -25,21 +27,26 @@ def seeded(*shape, seed):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-GATE, UP, DOWN = (
-    seeded(*shape, seed=seed) / np.float32(5) for seed, shape in enumerate([(E, F, D), (E, F, D), (E, D, F)])
-)
+def experts(e, f, d):
+    """gate, up and down."""
+    shapes = [(e, f, d), (e, f, d), (e, d, f)]
+    return [seeded(*shape, seed=seed) / np.float32(5) for seed, shape in enumerate(shapes)]
 
 
-def mixture(x, router, top_k, *, renormalise=True, activation="silu"):
+SMALL = experts(E, F, D)
+
+
+def mixture(x, router, top_k, *, renormalise=True, weights=SMALL):
     """`moe` of x [T, D] by router logits [T, E]."""
     plan = SimpleNamespace(num_rows=1, query_start=np.array([0, len(x)]))
-    plain = {("expert_gate", 0): GATE, ("expert_up", 0): UP, ("expert_down", 0): DOWN}
+    plain = {(f"expert_{name}", 0): values for name, values in zip(("gate", "up", "down"), weights, strict=True)}
     context = NumpyContext(plan, np.zeros(len(x), np.int32), Weights(1, {}, plain, 0), [], 1)
-    return context.moe(x, router, layer=0, top_k=top_k, activation=activation, renormalise=renormalise)
+    return context.moe(x, router, layer=0, top_k=top_k, activation="silu", renormalise=renormalise)
 
 
 def naive(x, router, top_k, renormalise):
     """float64, token by token and expert by expert, from the formula. No ties."""
+    gates, ups, downs = (values.astype(np.float64) for values in SMALL)
     rows = []
     for token, logits in zip(x.astype(np.float64), router.astype(np.float64), strict=True):
         shares = [math.exp(score - max(logits)) for score in logits]
@@ -48,8 +55,8 @@ def naive(x, router, top_k, renormalise):
         total = sum(shares[e] for e in best) if renormalise else 1.0
         y = np.zeros(D)
         for e in best:
-            gate, up = GATE[e].astype(np.float64) @ token, UP[e].astype(np.float64) @ token
-            y += shares[e] / total * (DOWN[e].astype(np.float64) @ (gate / (1 + np.exp(-gate)) * up))
+            gate, up = gates[e] @ token, ups[e] @ token
+            y += shares[e] / total * (downs[e] @ (gate / (1 + np.exp(-gate)) * up))
         rows.append(y)
     return np.array(rows)
 
@@ -96,18 +103,24 @@ def test_all_experts_without_renormalising_are_the_same_as_with():
     np.testing.assert_allclose(mixture(x, router, E, renormalise=False), mixture(x, router, E), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("top_k", [1, 2, E])
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_a_mixture_does_not_know_the_tokens_beside_it(top_k, order):
+@pytest.mark.parametrize(
+    ("shape", "top_k", "order"),
+    [*(((E, F, D), top_k, order) for top_k in (1, 2, E) for order in "CF"), (LARGE, 2, "F")],
+)
+def test_a_mixture_does_not_know_the_tokens_beside_it(shape, top_k, order):
     """Any number of tokens, in any place and memory order, of whom any share goes to the same expert."""
     rng = np.random.default_rng(top_k)
-    x, router = seeded(33, D, seed=7), seeded(33, E, seed=8)
+    weights = SMALL if shape == (E, F, D) else experts(*shape)
+    x, router = seeded(17, shape[2], seed=7), seeded(17, shape[0], seed=8)
     router[::3] = router[0]  # a third of them through the same experts
-    alone = np.concatenate([mixture(x[i : i + 1], router[i : i + 1], top_k) for i in range(len(x))])
-    for count in (2, 3, 8, 17, 33):
-        picked = rng.permutation(33)[:count]
-        got = mixture(np.array(x[picked], order=order), np.array(router[picked], order=order), top_k)
-        assert_same_bits(alone[picked], got, f"{count} tokens")
+
+    def through(picked, order="C"):
+        return mixture(np.array(x[picked], order=order), np.array(router[picked], order=order), top_k, weights=weights)
+
+    alone = np.concatenate([through([token]) for token in range(len(x))])
+    for count in (2, 3, 8, 17):
+        picked = rng.permutation(17)[:count]
+        assert_same_bits(alone[picked], through(picked, order), f"{count} tokens")
 
 
 def test_a_token_that_is_no_number_spoils_no_other():

@@ -38,15 +38,16 @@ def fed(loaded, ids, chunk, context=512):
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", [*WINDOWS, 512])
 def test_attention_in_a_window_is_the_formula(window, softcap):
     """Spec V10: a query at q sees max(0, q - w + 1) to q. All else in the ring is NaN, or of another time."""
     rng = np.random.default_rng(window)
-    kv_heads, group, dim, value_dim, count = 2, 3, 8, 4, 700
+    kv_heads, group, dim, value_dim, count = (1, 4, 256, 256, 1300) if window == 512 else (2, 3, 8, 4, 700)
     keys = rng.standard_normal((kv_heads, count, dim), np.float32)
     values = rng.standard_normal((kv_heads, count, value_dim), np.float32)
     q = rng.standard_normal((kv_heads, group, dim), np.float32)
-    size = SlidingKV(kv_heads, dim, value_dim, window).ring(context=1024, chunk=1)
+    scale = 1.2 * dim**-0.5
+    size = SlidingKV(kv_heads, dim, value_dim, window).ring(context=2048, chunk=1)
     rings = [np.full((kv_heads, size, width), np.nan, np.float32) for width in (dim, value_dim)]
     for position in range(count):
         for ring, wholes in zip(rings, (keys, values), strict=True):
@@ -54,12 +55,12 @@ def test_attention_in_a_window_is_the_formula(window, softcap):
         if position % 37 and position % BLOCK not in (0, 1, 127):
             continue
         seen = slice(max(0, position - window + 1), position + 1)
-        scores = np.einsum("kgd,kpd->kgp", q.astype(np.float64), keys[:, seen]) * 0.3
+        scores = np.einsum("kgd,kpd->kgp", q.astype(np.float64), keys[:, seen]) * scale
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         expected = np.einsum("kgp,kpd->kgd", weights / weights.sum(axis=-1, keepdims=True), values[:, seen])
-        ours = attend_window(q, *rings, window, position, 0.3, softcap)
+        ours = attend_window(q, *rings, window, position, scale, softcap)
         np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE, err_msg=f"position {position}")
 
 
@@ -149,7 +150,7 @@ def test_rows_with_windows_do_not_know_their_company(engines, data):
 @settings(max_examples=150, **PATIENT)
 @given(data=st.data())
 def test_rows_with_windows_do_not_know_their_company_at_length(engines, data):
-    drawn(engines, data, rows=6, lengths=(1, 2, 9, 16, 17, 40, 127, 128, 131, 270, 400), turns=500)
+    drawn(engines, data, rows=6, lengths=(1, 2, 9, 16, 17, 40, 127, 128, 131, 270, 400))
 
 
 def test_rows_that_decode_round_their_ring(engines):
