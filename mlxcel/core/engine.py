@@ -351,8 +351,10 @@ class Engine:
             return RowOutcome(row.id)
         try:
             token = int(result.tokens[place])
-            wanted = row.spec.params.logprobs
-            logprobs = None if wanted is None else result.token_logprobs(place, wanted)
+            params = row.spec.params
+            logprobs = None
+            if params.logprobs is not None:
+                logprobs = result.token_logprobs(place, params.logprobs, linear=params.post_sampling_probs)
             resolution = self._finish.resolve(row.finish_state, token)
             self._commit(row, token, None if result.observed is None else float(result.observed[place]), resolution)
         except Exception as error:

@@ -160,15 +160,20 @@ class StepResult:
     observed: np.ndarray | None = None  # [R] float32, for Sampler.commit
     routes: Mapping[str, int] = attrs.field(factory=dict)  # layer calls by attention route
 
-    def token_logprobs(self, place: int, count: int) -> TokenLogprobs | None:
-        """Of the token at `place` among the R, with the `count` best; None when the step computed none."""
+    def token_logprobs(self, place: int, count: int, *, linear: bool = False) -> TokenLogprobs | None:
+        """Of the token at `place` among the R, with the `count` best, all for -1; None when the step computed none.
+
+        `linear` gives probabilities for their logarithms. What has none is left out (spec S39).
+        """
         if self.logprobs is None:
             return None
         top: tuple[tuple[int, float], ...] = ()
         if count and self.top_ids is not None and self.top_logprobs is not None:
-            pairs = zip(self.top_ids[place, :count], self.top_logprobs[place, :count], strict=True)
-            top = tuple((int(token), float(value)) for token, value in pairs)
-        return TokenLogprobs(int(self.tokens[place]), float(self.logprobs[place]), top)
+            values = self.top_logprobs[place]
+            order = np.argsort(-values, kind="stable")[: len(values) if count < 0 else count]
+            pairs = zip(self.top_ids[place][order], values[order], strict=True)
+            top = tuple((int(token), _plain(value, linear)) for token, value in pairs if np.isfinite(value))
+        return TokenLogprobs(int(self.tokens[place]), _plain(self.logprobs[place], linear), top)
 
 
 @attrs.frozen
@@ -179,9 +184,22 @@ class Ticket:
     parts: tuple[Part, ...]
 
 
+NO_CHANCE = -9999.0
+"""The log-probability of what had none, where a number is unavoidable (spec S39)."""
+
+
+def _plain(value: np.float32, linear: bool) -> float:
+    if not np.isfinite(value):
+        return 0.0 if linear else NO_CHANCE
+    return float(np.exp(value)) if linear else float(value)
+
+
 @attrs.frozen
 class TokenLogprobs:
-    """Raw log-probabilities of one drawn token: its own, and the n best (id, value), best first."""
+    """Of one drawn token: its own log-probability, and the n best (id, value), best first.
+
+    Of the model's logits or of what was drawn from, by `logprobs_mode`; probabilities with `post_sampling_probs`.
+    """
 
     token: int
     logprob: float
