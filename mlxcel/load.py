@@ -235,7 +235,7 @@ def _assemble(
         backend=backend,
         kv_spec=kv_spec,
         kv=kv,
-        sampler=parts.sampler(vocab=vocab, tokenizer_size=tokenizer.size),
+        sampler=parts.sampler(vocab=vocab, tokenizer=tokenizer),
         finish=StandardFinish(
             stream=lambda row: Detokeniser(tokenizer, skip_special=row.params.skip_special_tokens), steps=parts.steps
         ),

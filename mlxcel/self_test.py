@@ -87,7 +87,7 @@ def two_tokens(manager: PluginManager, backend_name: str) -> RequestResult:
     kv = manager.kv_stores().load("dense")(
         kv_spec=kv_spec, slots=1, context=config.context, page_size=backend.caps.page_sizes[0]
     )
-    sampler = manager.samplers().load("chain")(vocab=config.vocab_size, tokenizer_size=tokenizer.size)
+    sampler = manager.samplers().load("chain")(vocab=config.vocab_size, tokenizer=tokenizer)
     finish = StandardFinish(stream=lambda row: Detokeniser(tokenizer), steps={})
     settings = EngineSettings(config.vocab_size, config.context, slots=1)
     with Engine(backend=backend, kv_spec=kv_spec, kv=kv, sampler=sampler, finish=finish, settings=settings) as engine:

@@ -112,7 +112,7 @@ def real_engine(checkpoint, family=None, *, slots=9, context=512, chunk=2048, to
         backend=backend,
         kv_spec=kv_spec,
         kv=DenseKV(kv_spec=kv_spec, slots=slots, context=context, page_size=16),
-        sampler=KeepingSampler(vocab=config.vocab_size, tokenizer_size=tokenizer and tokenizer.size),
+        sampler=KeepingSampler(vocab=config.vocab_size, tokenizer=tokenizer),
         finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer or ByteTokenizer()), steps={}),
         settings=EngineSettings(config.vocab_size, context, slots, chunk),
         observers=Observers(tuple(observers)),

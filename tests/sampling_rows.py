@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlxcel.core.params import SamplingParams
-from mlxcel.core.plan import SamplingArrays
+from mlxcel.core.plan import SamplingArrays, StepResult
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling.chain import ChainSampler
@@ -27,8 +27,25 @@ def params(**given):
     return SamplingParams(**{"seed": 0, **given})
 
 
-def spec(row):
-    return SequenceSpec("row", np.array([0], np.int32), row)
+class Words:
+    """A tokenizer as the sampler needs one: `size` ids, each with the bytes given for it, else its number's."""
+
+    def __init__(self, size, texts=()):
+        self.size = size
+        self._texts = dict(texts)
+
+    def token_bytes(self, token_id, *, first=False):
+        return self._texts.get(token_id, str(token_id).encode())
+
+    def encode(self, text, *, add_special, parse_special=True):
+        return [token_id for token_id in range(self.size) if self.token_bytes(token_id) == text.encode()]
+
+    def is_special(self, token_id):
+        return False
+
+
+def spec(row, prompt=(0,), eos_ids=()):
+    return SequenceSpec("row", np.array(prompt, np.int32), row, frozenset(eos_ids))
 
 
 def flat_logits(rows, size, spread=1.0):
@@ -53,15 +70,22 @@ def traced(sampler, stages, top_logprobs):
 
 
 @functools.cache
-def chain(vocab, tokenizer_size=None):
-    return ChainSampler(vocab=vocab, tokenizer_size=tokenizer_size)
+def chain(vocab, named=None):
+    """A chain kept for the next test; ids at or above `named` are padding."""
+    return ChainSampler(vocab=vocab, tokenizer=None if named is None else Words(named))
 
 
 def draw(xp, logits, rows, positions, *, sampler=None, stages=None):
     """Draw for rows of SamplingParams. Eager on NumPy, jitted on JAX; arrays come back as NumPy's."""
     sampler = sampler or chain(logits.shape[-1])
-    sampling = sampler.pack([sampler.open(spec(row)) for row in rows], positions, [False] * len(rows))
-    carry = no_carry(len(rows))
+    states = [sampler.open(spec(row)) for row in rows]
+    return draw_states(xp, logits, states, positions, sampler=sampler, stages=stages)
+
+
+def draw_states(xp, logits, states, positions, *, sampler, stages=None, pending=None, carry=None):
+    """Draw for rows that are open."""
+    sampling = sampler.pack(states, positions, pending or [False] * len(states))
+    carry = carry or no_carry(len(states))
     if stages is not None:
         sampling = attrs.evolve(sampling, stages=stages)
     if xp is np:
@@ -72,6 +96,12 @@ def draw(xp, logits, rows, positions, *, sampler=None, stages=None):
 
 def ids(xp, logits, rows, positions, **options):
     return draw(xp, logits, rows, positions, **options).tokens.tolist()
+
+
+def told(drawn, place, row):
+    """The log-probabilities that a row of SamplingParams is told."""
+    fields = (None if field is None else np.asarray(field) for field in drawn)
+    return StepResult(*fields).token_logprobs(place, row.logprobs, linear=row.post_sampling_probs)
 
 
 def assert_same_bits(left, right):

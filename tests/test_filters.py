@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mlxcel.plugins.sampling.filters import min_p, top_k, top_p
-from mlxcel.plugins.sampling.threshold import lowest_threshold, ordered_image, tree_sum
+from mlxcel.plugins.sampling.threshold import _halved, lowest_threshold, ordered_image, tree_sum
 
 SIZES = [1, 2, 7, 317, 49152]
 
@@ -202,10 +202,29 @@ def test_the_integer_image_orders_as_the_values_do(xp):
 
 @pytest.mark.parametrize("threshold", [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1])
 def test_the_search_is_exact_for_every_threshold(xp, threshold):
-    """Spec S42: 32 halvings find any uint32, and stop at the largest image where nothing below it holds."""
-    image = xp.asarray(np.array([[5, 2**32 - 1], [2**31, 7], [0, 0]], np.uint32))
-    found = np.asarray(lowest_threshold(xp, image, lambda t: t >= np.uint32(threshold)))
-    assert found[:, 0].tolist() == [min(threshold, top) for top in (2**32 - 1, 2**31, 0)]
+    """Spec S42: what holds is found for any uint32; the largest stays where nothing holds."""
+    image = np.array([[5, 2**32 - 1, 0], [2**31, 7, 2**31 - 1], [0, 0, 0]], np.uint32)
+    found = np.asarray(lowest_threshold(xp, xp.asarray(image), lambda t: t >= np.uint32(threshold)))
+    assert np.array_equal(image >= found, (image >= threshold) | (image == image.max(axis=-1, keepdims=True)))
+
+
+@pytest.mark.parametrize("size", [1, 511, 512, 513, 4096])
+@pytest.mark.parametrize("distinct", [1, 2, 40, 2**32])
+def test_values_tried_one_by_one_and_halvings_find_the_same_places(size, distinct):
+    """Ranks below, at and above what NumPy tries; rows that end in another way side by side."""
+    rng = np.random.default_rng([size, distinct])
+    image = (rng.integers(0, 2**32, (8, size)) // (2**32 // distinct)).astype(np.uint32)
+    descending = -np.sort(-image.astype(np.int64))
+    for scale in (1, 30, 510, 512, 514, 4000):
+        rank = rng.integers(1, 1 + scale, (8, 1))
+
+        def few_above(t, rank=rank):
+            return np.sum(image > t, axis=-1, keepdims=True) < rank
+
+        top = image.max(axis=-1, keepdims=True)
+        ours = image >= lowest_threshold(np, image, few_above)
+        assert np.array_equal(ours, image >= _halved(np, np.zeros_like(top), top, few_above))
+        assert np.array_equal(ours, image >= np.take_along_axis(descending, np.minimum(rank, size) - 1, axis=-1))
 
 
 @pytest.mark.parametrize("size", [*SIZES, 8, 9, 64, 65, 151936])

@@ -68,7 +68,7 @@ def make_engine(model, faults=(), slots=8):
         backend=FaultPlan(faults).backend(backend),
         kv_spec=kv_spec,
         kv=DenseKV(kv_spec=kv_spec, slots=slots, context=config.context, page_size=16),
-        sampler=ChainSampler(vocab=config.vocab_size, tokenizer_size=ByteTokenizer.size),
+        sampler=ChainSampler(vocab=config.vocab_size, tokenizer=ByteTokenizer()),
         finish=StandardFinish(stream=lambda spec: Detokeniser(ByteTokenizer()), steps={}),
         settings=EngineSettings(config.vocab_size, config.context, slots),
     )

@@ -171,7 +171,7 @@ def scripted_engine(
         backend=plan.backend(backend),
         kv_spec=SCRIPTED_KV,
         kv=plan.kv(kv),
-        sampler=plan.sampler(ChainSampler(vocab=vocab, tokenizer_size=tokenizer.size)),
+        sampler=plan.sampler(ChainSampler(vocab=vocab, tokenizer=tokenizer)),
         finish=plan.finish(finish),
         settings=EngineSettings(
             vocab=vocab, context=context, slots=slots, max_consecutive_faults=max_consecutive_faults

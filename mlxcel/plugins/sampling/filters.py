@@ -1,38 +1,53 @@
-"""Filters: each a threshold on a value, so that equal values stay or go together (spec S4, 4.6)."""
+"""Filters: each a threshold on a value, so that equal values stay or go together (spec S4, 4.6).
+
+z is float32 [R, V] with removed ids at -inf, and so is what comes back; `keep`, where a step has it, is min_keep:
+int32 [R, 1], at least 1 (spec S21).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mlxcel.plugins.sampling.threshold import lowest_threshold, ordered_image, tree_sum
+from mlxcel.plugins.sampling.masses import masses
+from mlxcel.plugins.sampling.threshold import among_best, ordered_image, tree_sum, within_mass
+
+FARTHEST = 1e15
+"""Logits further below the maximum count as so far in sigma: their squares still add up in float32."""
+
+
+def top_n_sigma(xp: Any, z: Any, n: Any) -> Any:
+    """Keep z_i >= m - n sigma, the population standard deviation of the finite, in two passes. n float32 [R, 1].
+
+    A row of one survivor stays as it is. https://arxiv.org/abs/2411.07641
+    """
+    m = xp.max(z, axis=-1, keepdims=True)
+    there = (z > xp.float32(-xp.inf)).astype(xp.float32)
+    count = tree_sum(xp, there)
+    shifted = xp.maximum(z - m, xp.float32(-FARTHEST)) * there
+    from_mean = (shifted - tree_sum(xp, shifted) / count) * there
+    sigma = xp.sqrt(tree_sum(xp, from_mean * from_mean) / count)
+    return remove(xp, z, z >= m - n * sigma)
 
 
 def top_k(xp: Any, z: Any, k: Any) -> Any:
-    """Keep z_i >= the k-th largest. z float32 [R, V], removed ones -inf; k int32 [R, 1], 1 or more. Returns z."""
-    image = ordered_image(xp, z)
-
-    def fewer_above(t: Any) -> Any:
-        return xp.sum((image > t).astype(xp.int32), axis=-1, keepdims=True) < k
-
-    return _keep(xp, z, image >= lowest_threshold(xp, image, fewer_above))
+    """Keep z_i >= the k-th largest. k int32 [R, 1], 1 or more."""
+    return remove(xp, z, among_best(xp, ordered_image(xp, z), k))
 
 
-def top_p(xp: Any, z: Any, p: Any) -> Any:
+def top_p(xp: Any, z: Any, p: Any, keep: Any | None = None) -> Any:
     """Keep i iff the mass strictly above it is < p of the whole, or it is a maximum. p float32 [R, 1], 0 … 1."""
     image = ordered_image(xp, z)
-    weight = xp.exp(z - xp.max(z, axis=-1, keepdims=True))
-    bound = p * tree_sum(xp, weight)
-
-    def little_above(t: Any) -> Any:
-        return tree_sum(xp, xp.where(image > t, weight, xp.float32(0))) < bound
-
-    return _keep(xp, z, image >= lowest_threshold(xp, image, little_above))
+    row = masses(xp, z)
+    stays = within_mass(xp, image, row.weight, p * row.whole)
+    return remove(xp, z, stays if keep is None else stays | among_best(xp, image, keep))
 
 
-def min_p(xp: Any, z: Any, p: Any) -> Any:
+def min_p(xp: Any, z: Any, p: Any, keep: Any | None = None) -> Any:
     """Keep z_i >= max z + ln p. p float32 [R, 1], above 0."""
-    return _keep(xp, z, z >= xp.max(z, axis=-1, keepdims=True) + xp.log(p))
+    stays = z >= xp.max(z, axis=-1, keepdims=True) + xp.log(p)
+    return remove(xp, z, stays if keep is None else stays | among_best(xp, ordered_image(xp, z), keep))
 
 
-def _keep(xp: Any, z: Any, stays: Any) -> Any:
+def remove(xp: Any, z: Any, stays: Any) -> Any:
+    """z where `stays`, else -inf."""
     return xp.where(stays, z, xp.float32(-xp.inf))

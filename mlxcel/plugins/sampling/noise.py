@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-DRAW = 0
-"""Purpose of the noise that draws a token."""
+import numpy as np
+
+DRAW, XTC_GATE, CHOICE = 0, 1, 2
+"""Purposes of the chain's own noise: the draw of a token, the gate of XTC, the seed of a request's further choice."""
+
+SPAN = 26.0
+"""More than two Gumbel values can differ by."""
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -45,8 +50,47 @@ def words(xp: Any, keys: tuple[Any, Any], count: int) -> Any:
     return xp.reshape(xp.stack([first, second], axis=-1), (first.shape[0], -1))[:, :count]
 
 
+def words_at(xp: Any, keys: tuple[Any, Any], ids: Any) -> Any:
+    """word_i of single ids under a key each: keys and ids of one shape, uint32 the same shape."""
+    pairs = ids.astype(xp.uint32)
+    first, second = threefry2x32(xp, keys, (pairs >> xp.uint32(1), xp.zeros_like(pairs)))
+    return xp.where((pairs & xp.uint32(1)) == 1, second, first)
+
+
 def gumbel(xp: Any, word: Any) -> Any:
     """Gumbel noise of uint32 words: float32 of the same shape, in -2.81 … 22.87."""
     f32 = xp.float32
     v = xp.minimum((word.astype(f32) + f32(0.5)) * f32(2.0**-32), f32(1 - 2.0**-24))
     return -xp.log(-xp.log1p(-v))
+
+
+def uniform(xp: Any, word: Any) -> Any:
+    """A uniform value in [0, 1) of uint32 words: float32 of the same shape."""
+    return (word >> xp.uint32(8)).astype(xp.float32) * xp.float32(2.0**-24)
+
+
+def gumbel_argmax(xp: Any, y: Any, keys: tuple[Any, Any]) -> Any:
+    """argmax of y_i + n_i, the lowest id on ties (spec S27): int32 [R]. y float32 [R, V]; keys two uint32 [R].
+
+    NumPy makes no noise for ids that no noise can lift to the top, which changes no id.
+    """
+    if xp is np:
+        rows, ids = np.nonzero(y >= np.max(y, axis=-1, keepdims=True) - np.float32(SPAN))
+        if 4 * len(ids) < y.size:
+            scores = np.full(y.shape, -np.inf, np.float32)
+            noise = gumbel(np, words_at(np, (keys[0][rows], keys[1][rows]), ids))
+            scores[rows, ids] = y[rows, ids] + noise
+            return np.argmax(scores, axis=-1).astype(np.int32)
+    return xp.argmax(y + gumbel(xp, words(xp, keys, y.shape[-1])), axis=-1).astype(xp.int32)
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Seed of a further choice of a request whose own is `seed`; choice 0 keeps it.
+
+    All are 0 … 2**63 - 1, so that each can be sent back and repeats its choice.
+    """
+    if choice == 0:
+        return seed
+    low, high = (np.array([word], np.uint32) for word in (seed & 0xFFFFFFFF, seed >> 32))
+    first, second = row_keys(np, low, high, np.array([choice], np.uint32), CHOICE)
+    return (int(second[0]) << 32 | int(first[0])) & (2**63 - 1)

@@ -1,12 +1,17 @@
-"""Exact thresholds without a sort: bisection on the order-preserving integer image of float32 (spec S42)."""
+"""Exact thresholds without a sort: a search on the order-preserving integer image of float32 (spec S42)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 HALVINGS = 32
 """Enough for any two uint32."""
+
+LEADING = 512
+"""So many of a row's largest values are tried one by one, where that can be done: most thresholds lie among them."""
 
 _BRANCHES = 8
 
@@ -37,15 +42,74 @@ def ordered_image(xp: Any, x: Any) -> Any:
 
     Both zeros are one value and have one image. No NaN.
     """
-    bits = xp.where(x == 0, xp.float32(0), x).view(xp.uint32)
-    return xp.where(bits >> xp.uint32(31) == 1, ~bits, bits ^ xp.uint32(0x80000000))
+    bits = x.view(xp.uint32)
+    negative = xp.uint32(0) - (bits >> xp.uint32(31))  # all ones, or none
+    image = bits ^ (negative | xp.uint32(0x80000000))
+    return image + (image == xp.uint32(0x7FFFFFFF)).astype(xp.uint32)  # that of -0
+
+
+def among_best(xp: Any, image: Any, count: Any) -> Any:
+    """Where image >= the count-th largest of its row: bool [R, V]. image uint32 [R, V]; count int32 [R, 1], at least 1,
+    above V means all."""
+
+    def fewer_above(t: Any) -> Any:
+        return xp.sum((image > t).astype(xp.int32), axis=-1, keepdims=True) < count
+
+    return image >= lowest_threshold(xp, image, fewer_above)
+
+
+def within_mass(xp: Any, image: Any, weight: Any, bound: Any) -> Any:
+    """Where the weight strictly above a place is below `bound`, or nothing is above it: bool [R, V].
+
+    image uint32 [R, V]; weight float32 [R, V], 0 … 1; bound float32 [R, 1].
+    """
+
+    def little_above(t: Any) -> Any:
+        return tree_sum(xp, weight * (image > t).astype(xp.float32)) < bound
+
+    return image >= lowest_threshold(xp, image, little_above)
 
 
 def lowest_threshold(xp: Any, image: Any, holds: Callable[[Any], Any]) -> Any:
-    """The least t for which `holds(t)`, or the largest of `image` where there is none below it: uint32 [R, 1].
+    """A t such that the places with image >= t are those whose image holds, the largest always: uint32 [R, 1].
 
     image: uint32 [R, V]. `holds` maps t [R, 1] to bool [R, 1], each row False below some t and True from there on.
+    Traced code halves all of uint32; NumPy tries a row's own largest values first, which are the same places.
     """
+    top = xp.max(image, axis=-1, keepdims=True)
+    if xp is np:
+        return _lowest_value(image, top, holds)
+    return _halved(xp, xp.zeros_like(top), top, holds)
+
+
+def _lowest_value(image: Any, top: Any, holds: Callable[[Any], Any]) -> Any:
+    """The search among values that are there. Rows with further values that hold are halved."""
+    bottom = np.min(image, axis=-1, keepdims=True)
+    tried = np.stack([_leading(row, int(least)) for row, least in zip(image, bottom[:, 0], strict=True)])
+    low, high = np.zeros(top.shape, np.int64), np.full(top.shape, tried.shape[-1] - 1)
+    while np.any(low < high):
+        middle = (low + high + 1) // 2
+        found = holds(np.take_along_axis(tried, middle, axis=-1)) | (middle == low)
+        low, high = np.where(found, middle, low), np.where(found, high, middle - 1)
+    least = np.take_along_axis(tried, low, axis=-1)
+    # Whatever holds at a row's last tried value may hold below it, unless nothing is below it.
+    goes_on = (low == tried.shape[-1] - 1) & (least > bottom)
+    if not goes_on.any():
+        return least
+    return _halved(np, np.where(goes_on, np.uint32(0), least), least, holds)
+
+
+def _leading(row: np.ndarray, least: int) -> np.ndarray:
+    """uint32 [min(V, LEADING)]: the largest of row [V], largest first; filled up with `least`, its minimum."""
+    count = min(len(row), LEADING)
+    above = row[row > least]
+    if len(above) > count:
+        above = np.partition(above, len(above) - count)[len(above) - count :]
+    return np.concatenate([np.sort(above)[::-1], np.full(count - len(above), least, np.uint32)])
+
+
+def _halved(xp: Any, low: Any, high: Any, holds: Callable[[Any], Any]) -> Any:
+    """The least t in [low, high] that holds, `high` where there is none below it. All uint32 [R, 1]."""
 
     def halve(_: Any, bounds: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = bounds
@@ -54,13 +118,12 @@ def lowest_threshold(xp: Any, image: Any, holds: Callable[[Any], Any]) -> Any:
         # A row whose bounds have met stays: its middle is its answer, whatever `holds` says there.
         return xp.where(found, low, xp.minimum(middle + xp.uint32(1), high)), xp.where(found, middle, high)
 
-    top = xp.max(image, axis=-1, keepdims=True)
-    return _repeat(xp, HALVINGS, halve, (xp.zeros_like(top), top))[1]
+    return repeat(xp, HALVINGS, halve, (low, high))[1]
 
 
-def _repeat(xp: Any, times: int, step: Callable[[Any, Any], Any], state: Any) -> Any:
+def repeat(xp: Any, times: int, step: Callable[[Any, Any], Any], state: Any) -> Any:
     """state = step(i, state), `times` times. Traced code keeps the loop a loop: unrolled, it compiles for seconds."""
-    if xp.__name__ == "jax.numpy":
+    if xp is not np:
         from jax.lax import fori_loop
 
         return fori_loop(0, times, step, state)

@@ -1,0 +1,193 @@
+"""What the stages from the filters on need of a row: fixed when it opens, stacked for a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import numpy as np
+
+from mlxcel.core.params import FIRST_FILTER, GREEDY_TEMPERATURE, LAST_FILTER, STAGE_NAMES, SamplingParams
+from mlxcel.core.request import SequenceSpec
+from mlxcel.plugins.sampling.adaptive import start
+from mlxcel.plugins.sampling.logprobs import listed
+from mlxcel.plugins.sampling.pairs import NOBODY, closed_width, pack_lists
+from mlxcel.plugins.sampling.stage import RowState
+
+DRAW: Final = "draw"
+"""Under this name `RowState.prepared` holds the row's Drawing."""
+
+FEATURES: Final = (
+    *("temperature_first", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "min_keep", "temperature"),
+    *("dynatemp", "cold", "adaptive_p", "mirostat_1", "mirostat_2", DRAW, "raw_logprobs", "processed_logprobs"),
+)
+"""What a step may have behind the logit stages. Together they are the static part of a step; values never are."""
+
+OFF: Final[Mapping[str, float]] = {"top_n_sigma": 0, "typ_p": 1, "top_p": 1, "min_p": 0}
+"""Values by which a row says that it does not use a filter. That of top_k is V."""
+
+_ROW: Final = np.dtype(
+    [
+        ("greedy", np.bool_),
+        ("seed_low", np.uint32),
+        ("seed_high", np.uint32),
+        ("top_n_sigma", np.float32),
+        ("top_k", np.int32),
+        ("typ_p", np.float32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("xtc_probability", np.float32),
+        ("xtc_threshold", np.float32),
+        ("min_keep", np.int32),
+        ("temperature", np.float32),
+        ("temperature_first", np.bool_),
+        ("dynatemp_range", np.float32),
+        ("dynatemp_exponent", np.float32),
+        ("adaptive_target", np.float32),
+        ("adaptive_decay", np.float32),
+        ("mirostat", np.int32),
+        ("mirostat_tau", np.float32),
+        ("mirostat_eta", np.float32),
+        ("processed", np.bool_),
+    ]
+)
+
+_EXEMPT_WIDTH: Final = 16
+"""Ends of most models."""
+
+_TINY: Final = float(np.finfo(np.float32).tiny)
+
+
+@attrs.frozen(eq=False)
+class Drawing:
+    """A row's part of the arrays, and the features it uses."""
+
+    record: np.void  # of _ROW
+    features: frozenset[str]
+    exempt: np.ndarray  # int32, ends E of the row, for XTC
+    listed: int | None  # entries of its list of logprobs, None without logprobs
+
+
+def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
+    """What `spec` comes to for a vocabulary of V = `vocab`. A field that its row does not use has its off value."""
+    p = spec.params
+    features = _features(p, vocab)
+    threshold = min(p.xtc_threshold, 0.5)
+    values: dict[str, Any] = {
+        "greedy": p.greedy,
+        "seed_low": p.seed & 0xFFFFFFFF,
+        "seed_high": p.seed >> 32 & 0xFFFFFFFF,
+        # A value above its off value stays there in float32.
+        "top_n_sigma": max(p.top_n_sigma, _TINY) if "top_n_sigma" in features else OFF["top_n_sigma"],
+        "top_k": p.top_k if "top_k" in features else vocab,
+        "typ_p": p.typical_p if "typ_p" in features else OFF["typ_p"],
+        "top_p": p.top_p if "top_p" in features else OFF["top_p"],
+        "min_p": p.min_p if "min_p" in features else OFF["min_p"],
+        "xtc_probability": p.xtc_probability if "xtc" in features else 0,
+        "xtc_threshold": threshold,
+        "min_keep": min(p.min_keep, vocab) if "min_keep" in features else 1,
+        "temperature": _temperature(p),
+        "temperature_first": "temperature_first" in features,
+        "dynatemp_range": p.dynatemp_range if "dynatemp" in features else 0,
+        "dynatemp_exponent": p.dynatemp_exponent,
+        "adaptive_target": p.adaptive_target if "adaptive_p" in features else -1,
+        "adaptive_decay": p.adaptive_decay,
+        "mirostat": p.mirostat,
+        "mirostat_tau": p.mirostat_tau,
+        "mirostat_eta": p.mirostat_eta,
+        "processed": _processed(p),
+    }
+    record = np.array([tuple(values[name] for name in _ROW.names or ())], _ROW)[0]
+    count = None if p.logprobs is None else listed(p.logprobs, vocab)
+    ends = np.array(sorted(token for token in spec.eos_ids if token < vocab), np.int32)
+    return Drawing(record, features, ends, count)
+
+
+def _features(p: SamplingParams, vocab: int) -> frozenset[str]:
+    found = {"processed_logprobs" if _processed(p) else "raw_logprobs"} if p.logprobs is not None else set()
+    if p.greedy:
+        return frozenset(found)
+    found.add(DRAW)
+    if p.dynatemp_range > 0 and p.runs("temperature"):
+        found |= {"dynatemp", "cold"}
+    if _temperature(p) != 1 or "dynatemp" in found:
+        found.add("temperature_first" if _temperature_first(p) else "temperature")
+    if p.mirostat:
+        found.add(f"mirostat_{p.mirostat}")
+        if _temperature(p) == 0:
+            found.add("cold")
+        return frozenset(found)
+    uses = {
+        "top_n_sigma": p.top_n_sigma > 0,
+        "top_k": 0 < p.top_k < vocab,
+        "typ_p": p.typical_p < 1,
+        "top_p": p.top_p < 1,
+        "min_p": p.min_p > 0,
+        "xtc": p.xtc_probability > 0 and p.xtc_threshold <= 0.5,
+        "adaptive_p": p.adaptive_target > 0,
+    }
+    found |= {name for name, used in uses.items() if used and p.runs(name)}
+    if p.min_keep >= 2 and found & {"typ_p", "top_p", "min_p", "xtc"}:
+        found.add("min_keep")
+    return frozenset(found)
+
+
+def _temperature(p: SamplingParams) -> float:
+    """The divisor; 1 for a row without one, 0 for one that is as good as greedy."""
+    if p.greedy or not p.runs("temperature"):
+        return 1.0
+    return 0.0 if p.temperature < GREEDY_TEMPERATURE and p.dynatemp_range == 0 else p.temperature
+
+
+def _temperature_first(p: SamplingParams) -> bool:
+    """Whether `samplers` puts the temperature before the first filter (spec S2)."""
+    if p.samplers is None or "temperature" not in p.samplers:
+        return False
+    filters = STAGE_NAMES[FIRST_FILTER : LAST_FILTER + 1]
+    return any(name in filters for name in p.samplers[p.samplers.index("temperature") :])
+
+
+def _processed(p: SamplingParams) -> bool:
+    return p.logprobs_mode == "processed" or p.post_sampling_probs
+
+
+def pack_drawing(
+    rows: Sequence[RowState], positions: Sequence[int], pending: Sequence[bool], vocab: int
+) -> dict[str, np.ndarray]:
+    """Arrays [R, …] of every feature, whichever a step has: their names and shapes are always the same, but for
+    `xtc_exempt`, which is there where a row uses XTC and as wide as one of a closed set."""
+    drawings: list[Drawing] = [row.prepared[DRAW] for row in rows]
+    records = np.array([drawing.record for drawing in drawings], _ROW)
+    arrays = {name: np.ascontiguousarray(records[name]) for name in _ROW.names or ()}
+    weights = [_weight(row, ahead) for row, ahead in zip(rows, pending, strict=True)]
+    arrays |= {
+        "position": np.array(positions, np.uint32),
+        "pending": np.array(pending, np.bool_),
+        "mu": np.array([row.mu for row in rows], np.float32),
+        "adaptive_total": np.array([row.adaptive[0] for row in rows], np.float32),
+        "adaptive_weight": np.array(weights, np.float32),
+    }
+    if any("xtc" in drawing.features for drawing in drawings):
+        most = max(len(drawing.exempt) for drawing in drawings)
+        width = closed_width(most, vocab, least=_EXEMPT_WIDTH)
+        arrays["xtc_exempt"] = pack_lists([drawing.exempt for drawing in drawings], width, fill=NOBODY)
+    return arrays
+
+
+def _weight(row: RowState, ahead: bool) -> float:
+    """Of adaptive-p, as it is once a draw in flight counts: that draw's token does not matter for it."""
+    return next_weight(row, row.adaptive[1]) if ahead else row.adaptive[1]
+
+
+def next_weight(row: RowState, weight: float) -> float:
+    """w = 1 + d w, in float32 (spec S26)."""
+    decay = row.prepared[DRAW].record["adaptive_decay"]
+    return float(np.float32(1) + decay * np.float32(weight))
+
+
+def first_state(spec: SequenceSpec) -> tuple[float, tuple[float, float]]:
+    """mu = 2 tau of mirostat (spec S30), and adaptive-p's sum and weight before anything was drawn."""
+    p = spec.params
+    total, weight = start(p.adaptive_target, p.adaptive_decay)
+    return float(np.float32(2 * p.mirostat_tau)), (float(np.float32(total)), float(np.float32(weight)))
