@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from mlxcel.core.param_records import LoopDetection
 from mlxcel.errors import UsageError
 from mlxcel.options import BY_NAME, OPTIONS, Option
 from mlxcel.store.root import store_root
@@ -47,6 +48,7 @@ class EngineConfig:
     prefill_chunk: int
     prefill_planner: str
     sampler: str
+    loop_detection: LoopDetection
     chat_template: str | None
     chat_template_file: str | None
     chat_template_kwargs: Mapping[str, Any] | None

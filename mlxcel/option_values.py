@@ -11,6 +11,9 @@ from typing import Any, Final
 
 import attrs
 
+from mlxcel.core.param_records import LOOP_DETECTION as LOOP_DETECTION_RULE
+from mlxcel.core.param_records import LoopDetection
+
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
 _REAL: Final = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 _SIZE: Final = re.compile(r"([0-9]{1,20})([KMGT]?)", re.ASCII | re.IGNORECASE)
@@ -154,3 +157,31 @@ def _names_data(value: Any) -> tuple[str, ...]:
 
 
 NAMES: Final = Kind("NAME", "a name, or a list of names", _names_text, _names_data)
+
+
+def _loop_text(text: str) -> LoopDetection:
+    if text in ("off", "on"):
+        return LoopDetection() if text == "on" else LOOP_OFF
+    parts = text.split(",")
+    return _loop_data([int(part) if _WHOLE.fullmatch(part) else _refuse(text) for part in parts])
+
+
+def _loop_data(value: Any) -> LoopDetection:
+    if isinstance(value, str):
+        return _loop_text(value)
+    if isinstance(value, list | tuple):
+        if len(value) != 3:
+            _refuse(value)
+        value = dict(zip(("min_pattern", "max_pattern", "min_count"), value, strict=True))
+    found: LoopDetection | None = LOOP_DETECTION_RULE("loop_detection", value)  # RequestError is a ValueError
+    return LOOP_OFF if found is None else found
+
+
+LOOP_OFF: Final = LoopDetection(max_pattern=0)
+LOOP_DETECTION: Final = Kind(
+    "off|on|MIN,MAX,COUNT",
+    "off, on, or MIN,MAX,COUNT with patterns of 0 to 64 and a count of 0 to 1000",
+    _loop_text,
+    _loop_data,
+)
+"""`on` is 1,20,12 (spec F19)."""

@@ -8,7 +8,20 @@ from typing import Any, Final, Literal
 
 import attrs
 
-from mlxcel.option_values import FILE, JSON_OBJECT, NAME, NAMES, SIZE, SWITCH, TEXT, Kind, one_of, whole
+from mlxcel.option_values import (
+    FILE,
+    JSON_OBJECT,
+    LOOP_DETECTION,
+    LOOP_OFF,
+    NAME,
+    NAMES,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Kind,
+    one_of,
+    whole,
+)
 
 Group = Literal["global", "model", "engine", "advanced", "output"]
 
@@ -99,6 +112,10 @@ OPTIONS: Final = (
     Option(
         "sampler", ("--sampler",), None, NAME, "chain", "chain",
         "How tokens are drawn: chain or a plugin's.", "engine",
+    ),
+    Option(
+        "loop_detection", ("--loop-detection",), "MLXCEL_LOOP_DETECTION", LOOP_DETECTION, LOOP_OFF, "off",
+        "End a reply that repeats itself: COUNT equal blocks of MIN to MAX tokens; on: 1,20,12.", "engine",
     ),
     Option(
         "chat_template", ("--chat-template",), None, TEXT, None, "the model's",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -44,6 +45,24 @@ def timings(result: RequestResult) -> dict[str, Any]:
     }
 
 
+def sampling(resolved: Resolved) -> dict[str, Any]:
+    """The values that were applied, as a request may send them back; the stages that ran, in order; where each value
+    came from."""
+    values = attrs.asdict(resolved.params, recurse=False)
+    loop = resolved.params.loop_detection
+    return {
+        **values,
+        "logit_bias": [[token, False if added is None else added] for token, added in resolved.params.logit_bias],
+        "loop_detection": None if loop is None else attrs.asdict(loop),
+        "logits_processors": [
+            {"name": processor.name, "args": json.loads(processor.args)}
+            for processor in resolved.params.logits_processors
+        ],
+        "order": list(resolved.order),
+        "origin": dict(resolved.origin),
+    }
+
+
 def reply(result: RequestResult, model: LoadedModel, resolved: Resolved) -> dict[str, Any]:
     """The object of `generate --json`, keys in the specified order."""
     load, download = model.times.load, model.times.download
@@ -60,7 +79,7 @@ def reply(result: RequestResult, model: LoadedModel, resolved: Resolved) -> dict
         "timings": {**timings(result), "load_ms": _ms(load), "download_ms": _ms(download)},
         "backend": model.backend,
         "model": facts.name,
-        "sampling": {**attrs.asdict(resolved.params), "origin": dict(resolved.origin)},
+        "sampling": sampling(resolved),
         "warnings": list(resolved.warnings),
         "details": {
             "device": caps.device,

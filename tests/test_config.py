@@ -11,6 +11,7 @@ import pytest
 from mlxcel.cli.context import CliContext
 from mlxcel.cli.main import program
 from mlxcel.config import EngineConfig
+from mlxcel.core.params import LoopDetection
 from mlxcel.errors import CapacityError, UsageError
 from mlxcel.kv_budget import Budget, choose_context
 from mlxcel.options import BY_NAME, OPTIONS, Option
@@ -29,6 +30,7 @@ SAMPLES = {
     "chat_template_kwargs": ('{"a": 1}', {"a": 1}),
     "served_model_name": ("other", ("other",)),
     "max_consecutive_faults": ("3", 3),
+    "loop_detection": ("2,10,5", LoopDetection(2, 10, 5)),
 }
 
 
@@ -58,7 +60,9 @@ def test_flag_variable_keyword_and_file_reach_one_value(
     assert (value(config, option), config.origins[option.name]) == (meant, "flag")
     for key in option.keys if option.in_file else ():
         file = tmp_path / "mlxcel.toml"
-        written = "{a = 1}" if isinstance(meant, dict) else json.dumps(meant)
+        written = (
+            "{a = 1}" if isinstance(meant, dict) else json.dumps(text if option.name == "loop_detection" else meant)
+        )
         file.write_text(f"{key} = {written}\n")
         config = EngineConfig.resolve(config_file=str(file), environ={})
         assert (value(config, option), config.origins[option.name]) == (meant, "config")
@@ -73,6 +77,25 @@ def test_flag_variable_keyword_and_file_reach_one_value(
             assert command is not None
             command.make_context(name, rest, parent=ctx)
         assert value(context.config, option) == meant
+
+
+def test_forms_of_loop_detection(tmp_path: Path) -> None:
+    """Spec F16, F19: `off` can take back what a variable or a file says."""
+    for said, meant in (
+        ("on", LoopDetection(1, 20, 12)),
+        ([0, 5, 3], LoopDetection(1, 5, 3)),
+        ({"min_count": 3}, LoopDetection(1, 20, 3)),
+        (LoopDetection(2, 3, 4), LoopDetection(2, 3, 4)),
+    ):
+        assert EngineConfig.resolve({"loop_detection": said}, environ={}).loop_detection == meant
+    config = EngineConfig.resolve({"loop_detection": "off"}, environ={"MLXCEL_LOOP_DETECTION": "on"})
+    assert (config.loop_detection.on, config.origins["loop_detection"]) == (False, "flag")
+    assert not EngineConfig.resolve(environ={}).loop_detection.on
+    for bad in ("yes", "1,2", "1,2,x", "1,65,12", "1,20,1001", "5,3,2", "1,2,3,4", "-1,2,3", [1, 2], True, 5, {"a": 1}):
+        with pytest.raises(UsageError, match=r"loop_detection is .* it must be off, on, or MIN,MAX,COUNT"):
+            EngineConfig.resolve({"loop_detection": bad}, environ={})
+    with pytest.raises(UsageError, match="MLXCEL_LOOP_DETECTION"):
+        EngineConfig.resolve(environ={"MLXCEL_LOOP_DETECTION": "maybe"})
 
 
 def test_precedence(tmp_path: Path) -> None:

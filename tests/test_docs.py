@@ -13,11 +13,12 @@ from mlxcel.cli.reference import filled
 ROOT = Path(__file__).parent.parent
 
 
-def test_option_tables_are_current() -> None:
-    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
-    assert page.count("<!-- table:") == 2
-    assert "--ctx-size" in page
-    assert filled(page) == page, "docs/cli.md is stale: make docs"
+@pytest.mark.parametrize(("name", "holds"), [("cli", "--ctx-size"), ("sampling", "stop_sequences")])
+def test_tables_are_current(name: str, holds: str) -> None:
+    page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    assert page.count("<!-- table:") == page.count("<!-- end -->") == 2
+    assert holds in page
+    assert filled(page) == page, f"docs/{name}.md is stale: make docs"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

@@ -294,7 +294,7 @@ def test_probabilities_after_the_chain_are_processed_ones():
 
 
 def test_none_is_not_given_where_values_are_optional():
-    values = {field: None for field in RULES}
+    values = dict.fromkeys(RULES)
     assert SamplingParams.from_optional(**values) == SamplingParams()
     assert SamplingParams.from_optional(seed=None, top_p=0.5).top_p == 0.5
     assert SamplingParams(seed=None).seed == -1

@@ -7,10 +7,11 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import click
 
 from mlxcel.cli.context import CliContext
@@ -21,13 +22,14 @@ from mlxcel.cli.options import (
     config_option,
     engine_options,
     model_argument,
-    sampling_options,
 )
 from mlxcel.cli.prompt_input import PromptInput, read_prompt
+from mlxcel.cli.sampling_options import given_fields, sampling_options
 from mlxcel.cli.streams import tell
-from mlxcel.errors import UsageError
+from mlxcel.errors import ContextTooLong, UsageError
 
 if TYPE_CHECKING:
+    from mlxcel.config import EngineConfig
     from mlxcel.core.resolve_sampling import Resolved
     from mlxcel.core.result import RequestResult
     from mlxcel.load import LoadedModel
@@ -68,9 +70,7 @@ def command(
     messages: str | None,
     raw: bool,
     token_ids: str | None,
-    stop_token_ids: tuple[int, ...],
-    special: bool | None,
-    add_special: bool | None,
+    strict: bool,
     no_stream: bool,
     no_newline: bool,
     as_json: bool,
@@ -80,25 +80,23 @@ def command(
 
     MODEL is a folder, a .gguf file, or a name that `mlxcel list` shows.
     """
-    given = {name: value for name, value in sampling.items() if value is not None}
-    if stop_token_ids:
-        given["stop_token_ids"] = stop_token_ids
-    if special is not None:
-        given["skip_special_tokens"] = not special
+    given = given_fields(sampling)
+    add_special = given.get("add_special_tokens")
     _refuse_idle(context, raw=raw or token_ids is not None, ids=token_ids is not None, add_special=add_special)
     asked = read_prompt(prompt=prompt, file=file, raw=raw, system=system, messages=messages, token_ids=token_ids)
     config = context.config
-    from mlxcel.core.params import SamplingParams
+    layers = _layers(config, given)
     from mlxcel.load import load_model
 
-    SamplingParams(**given)  # refused before a model is loaded
+    _resolve(layers, strict=strict and config.generation_config in ("eos", "none"))  # refused before a model is loaded
     _utf8_stdout()
     with load_model(config, context.plugins(), context.progress(), say=context.say) as model:
-        resolved = _resolve(given, model)
+        resolved = _resolve((("generation_config", model.defaults.sampling), *layers), strict=strict)
         for warning in resolved.warnings:
             context.say(f"warning: {warning}")
+        ids, added = _encode(asked, model, config.chat_template_kwargs, add_special)
+        resolved = _bind(resolved, model, ids, added)
         _log_settings(config.origins, resolved, model)
-        ids = _encode(asked, model, config.chat_template_kwargs, add_special is not False)
         result = _run(context, model, resolved, ids, stream=not (no_stream or as_json))
         if as_json and result.error is None:
             from mlxcel.report import reply
@@ -130,28 +128,59 @@ def _refuse_idle(context: CliContext, *, raw: bool, ids: bool, add_special: bool
             )
 
 
-def _resolve(given: Mapping[str, Any], model: LoadedModel) -> Resolved:
+def _layers(config: EngineConfig, given: Mapping[str, Any]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    """What flags and variables say of the sampling, by where they said it."""
+    loop = config.origins["loop_detection"]
+    before = () if loop == "default" else ((loop, {"loop_detection": config.loop_detection}),)
+    return *before, ("flag", given)
+
+
+def _resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], *, strict: bool) -> Resolved:
     from mlxcel.core.resolve_sampling import resolve_sampling
 
-    defaults = {name: getattr(model.defaults, name) for name in ("temperature", "top_p", "top_k")}
-    layers = ("generation_config", defaults), ("flag", given)
-    return resolve_sampling("cli", *layers, fresh_seed=lambda: secrets.randbits(63))
+    return resolve_sampling("cli", *layers, strict=strict, fresh_seed=lambda: secrets.randbits(63))
+
+
+def _bind(resolved: Resolved, model: LoadedModel, ids: tuple[int, ...], added: bool) -> Resolved:
+    """With the parameters as they apply to this prompt."""
+    from mlxcel.core.bind_params import Caps, bind_params
+
+    params = bind_params(
+        resolved.params.clone(add_special_tokens=added),
+        vocab=model.facts.vocab,
+        tokenizer=model.tokenizer,
+        eos_ids=model.ends.ids,
+        prompt_length=len(ids),
+        context=model.facts.context,
+        caps=Caps(max_n=1),
+    )
+    return attrs.evolve(resolved, params=params)
 
 
 def _encode(
-    asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | None, add_special: bool
-) -> tuple[int, ...]:
+    asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | None, add_special: bool | None
+) -> tuple[tuple[int, ...], bool]:
+    """The prompt's ids, at most what the context holds, and whether the tokenizer was asked to add special tokens."""
     from mlxcel.text.prompt import check_ids, encode_chat, encode_raw
 
     if asked.ids is not None:
-        return check_ids(asked.ids, model.facts.vocab, field="--token-ids")
+        return _fitting(check_ids(asked.ids, model.facts.vocab, field="--token-ids"), model), False
     text = asked.text
     if text is None and model.template is None and asked.raw_text is not None:
         log.info("the model has no chat template: the prompt is taken as it is")
         text = asked.raw_text
     if text is not None:
-        return encode_raw(model.tokenizer, text, add_special).ids
-    return encode_chat(model.tokenizer, model.template, asked.messages or [], kwargs=kwargs, now=time.time()).ids
+        added = add_special is not False
+        return _fitting(encode_raw(model.tokenizer, text, added).ids, model), added
+    chat = encode_chat(model.tokenizer, model.template, asked.messages or [], kwargs=kwargs, now=time.time())
+    return _fitting(chat.ids, model), False
+
+
+def _fitting(ids: tuple[int, ...], model: LoadedModel) -> tuple[int, ...]:
+    """ContextTooLong goes before anything that is wrong with a reply which cannot begin."""
+    if len(ids) >= model.facts.context:
+        raise ContextTooLong(len(ids), model.facts.context)
+    return ids
 
 
 def _run(

@@ -1,15 +1,14 @@
-"""click options made of the tables: engine options, and the sampling parameters that the command line sets."""
+"""click options made of the table of engine options, and what `--help` shows of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import click
 
 from mlxcel.cli.context import CliContext
 from mlxcel.errors import UsageError
-from mlxcel.option_values import Kind, real, whole
+from mlxcel.option_values import Kind
 from mlxcel.options import BY_NAME, OPTIONS, Option
 
 if TYPE_CHECKING:
@@ -150,65 +149,6 @@ def global_options() -> list[click.Parameter]:
         ),
         SectionOption(("-q", "--quiet"), is_flag=True, is_eager=True, callback=silence, help="Only errors.", **quiet),
     ]  # fmt: skip
-
-
-@attrs.frozen
-class SamplingFlag:
-    """A field of SamplingParams on the command line. `default_words` is the command line's default."""
-
-    field: str
-    flags: tuple[str, ...]
-    kind: Kind
-    default_words: str
-    help: str
-
-
-_REAL: Final = real()
-SAMPLING_FLAGS: Final = (
-    SamplingFlag(
-        "max_tokens", ("-n", "--max-tokens"), whole(), "-1",
-        "Most tokens of the reply; -1: to its end or the end of the context.",
-    ),
-    SamplingFlag(
-        "temperature", ("-t", "--temp", "--temperature"), _REAL, "0",
-        "0 takes the best token each time; more lets others in.",
-    ),
-    SamplingFlag("top_k", ("--top-k",), whole(), "0", "Draw from the K best tokens; 0: from all."),
-    SamplingFlag("top_p", ("--top-p",), _REAL, "1", "Draw from the best tokens that have this share together."),
-    SamplingFlag("min_p", ("--min-p",), _REAL, "0", "Draw from tokens with this share of the best one's."),
-    SamplingFlag("seed", ("-s", "--seed"), whole(), "-1", "Same seed, same reply; -1: a fresh one, which is reported."),
-)  # fmt: skip
-
-
-def sampling_options() -> list[click.Parameter]:
-    """Flags of §0.3, each passed to the command under its field's name, None where it was not given."""
-
-    def once(ctx: click.Context, parameter: click.Parameter, values: tuple[Any, ...]) -> Any:
-        if len(set(values)) > 1:
-            raise UsageError(f"{parameter.opts[-1]} is given twice: {values[0]} and {values[1]}", hint="give it once")
-        return values[0] if values else None
-
-    def made(flag: SamplingFlag) -> SectionOption:
-        return SectionOption(
-            (flag.field, *flag.flags), type=KindType(flag.kind), metavar=flag.kind.metavar, multiple=True,
-            callback=once, help=f"{flag.help}  [{flag.default_words}]", section="Sampling",
-        )  # fmt: skip
-
-    extra = [
-        SectionOption(
-            ("stop_token_ids", "--stop-token-id"), type=KindType(whole()), metavar="ID", multiple=True,
-            help="End the reply at this token; repeatable.", section="Sampling",
-        ),
-        SectionOption(
-            ("special", "--special/--no-special"), default=None, section="Sampling",
-            help="Print special tokens that the reply holds.  [off]",
-        ),
-        SectionOption(
-            ("add_special", "--add-special/--no-add-special"), default=None, section="Sampling",
-            help="Put the tokenizer's BOS before a raw prompt.  [on]",
-        ),
-    ]  # fmt: skip
-    return [*map(made, SAMPLING_FLAGS), *extra]
 
 
 def conflict(first: str, second: str) -> UsageError:

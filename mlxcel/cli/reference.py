@@ -1,6 +1,6 @@
-"""The option tables of docs/cli.md, made of the tables that the program itself uses.
+"""The tables of docs/cli.md and docs/sampling.md, made of the tables that the program itself uses.
 
-`python -m mlxcel.cli.reference docs/cli.md` writes them between their markers; a test compares.
+`python -m mlxcel.cli.reference PAGE...` writes them between their markers; a test compares.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from mlxcel.cli.options import SAMPLING_FLAGS
+from mlxcel.cli.sampling_options import SAMPLING_FLAGS, value_words
+from mlxcel.core.param_table import CLIENTS, FIELDS
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request_names import REFUSED
 from mlxcel.options import OPTIONS
 
 _BLOCK: Final = re.compile(r"(<!-- table: ([a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -29,12 +32,48 @@ def engine_table() -> str:
 def sampling_table() -> str:
     rows = ["| flag | field | default | meaning |", "|---|---|---|---|"]
     for flag in SAMPLING_FLAGS:
-        spelled = f"`{', '.join(flag.flags)} {flag.kind.metavar}`"
-        rows.append(f"| {spelled} | `{flag.field}` | {flag.default_words} | {flag.help} |")
+        value = "" if flag.switch else f" {flag.kind.metavar}"
+        spelled = f"`{', '.join(flag.flags)}{value}`".replace("|", "\\|")
+        rows.append(f"| {spelled} | `{flag.field}` | {_escaped(flag.default_words)} | {flag.help} |")
     return "\n".join(rows)
 
 
-TABLES: Final = {"engine": engine_table, "sampling": sampling_table}
+def fields_table() -> str:
+    """Every sampling parameter: its names, its range, and the defaults of the library, the command line, a server."""
+    rows = ["| field | other names in requests | flag | value | default: lib / cli / srv |", "|---|---|---|---|---|"]
+    for field in FIELDS:
+        flags = ", ".join(f"`{flag.flags[0]}`" for flag in SAMPLING_FLAGS if flag.field == field.name)
+        flags = flags or OTHER_FLAGS.get(field.name, "–")
+        other = ", ".join(f"`{name}`" for name in field.other) or "–"
+        lib = getattr(SamplingParams(), field.name)
+        defaults = [value_words(field.clients.get(client, lib)) for client in CLIENTS]
+        shown = " / ".join(defaults) if len(set(defaults)) > 1 else defaults[0]
+        rows.append(f"| `{field.name}` | {other} | {flags} | {field.rule.words} | {_escaped(shown)} |")
+    return "\n".join(rows)
+
+
+def refused_table() -> str:
+    rows = ["| field of a request | why it is refused |", "|---|---|"]
+    rows += [f"| `{name}` | {reason} |" for name, (reason, _) in REFUSED.items()]
+    return "\n".join(rows)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+OTHER_FLAGS: Final = {
+    "skip_special_tokens": "`--special`, `--no-special`",
+    "add_special_tokens": "`--add-special`, `--no-add-special`",
+    "loop_detection": "`--loop-detection`",
+}
+
+TABLES: Final = {
+    "engine": engine_table,
+    "sampling": sampling_table,
+    "fields": fields_table,
+    "refused": refused_table,
+}
 
 
 def filled(page: str) -> str:
@@ -43,5 +82,6 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -31,6 +31,11 @@ class GenerationDefaults:
     top_k: int | None = None
     origin: str | None = None
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """By the fields of SamplingParams, None where the file does not say."""
+        return {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+
     @classmethod
     def read(cls, mode: str | Path, checkpoint: Checkpoint) -> GenerationDefaults:
         """`mode` is "auto", "eos" (end ids only), "none", or a file that is read as "auto" reads the checkpoint's.
@@ -64,7 +69,7 @@ def _taken(settings: Mapping[str, Any], file: str, *, eos_only: bool) -> Generat
     if do_sample is not None and not isinstance(do_sample, bool):
         raise _wrong(f"{file}: do_sample", do_sample, "true or false")
     top_k = settings.get("top_k")
-    if top_k is not None and (type(top_k) is not int or top_k < -1):
+    if top_k is not None and (type(top_k) is not int or not -1 <= top_k < 2**63):
         raise _wrong(f"{file}: top_k", top_k, "an integer of at least -1")
     return GenerationDefaults(
         eos_ids=eos,
