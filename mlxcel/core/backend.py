@@ -60,6 +60,15 @@ class BackendCaps:
     prefill_widths: tuple[int, ...] = ()  # padded widths at R0; () pads nothing
     r1_tokens: int = 0  # the one width of a piece at R1
 
+    def piece_width(self, length: int, level: Level) -> int:
+        """Tokens that a piece of `length` is padded to (spec P3): multiples of one width at R1, the smallest width that
+        holds it at R0, none at R2."""
+        if level == "R1" and self.r1_tokens:
+            return -(-length // self.r1_tokens) * self.r1_tokens
+        if level == "R0":
+            return next((width for width in self.prefill_widths if width >= length), length)
+        return length
+
 
 class Backend(Protocol):
     """One model on one device. Every method but `read` may raise BackendFault or an error of its own, which the engine

@@ -38,11 +38,15 @@ def bind_params(
     """
     if params.n > caps.max_n:
         raise _over("n", params.n, f"at most {caps.max_n} here")
+    lists = {
+        field: cap_logprobs(field, asked, vocab, caps.max_logprobs)
+        for field in ("logprobs", "prompt_logprobs")
+        if (asked := getattr(params, field)) is not None
+    }
     bound = params.clone(
         top_k=min(params.top_k, vocab),
         logit_bias=_biases_by_id(params.logit_bias, tokenizer),
-        logprobs=_logprobs("logprobs", params.logprobs, vocab, caps),
-        prompt_logprobs=_logprobs("prompt_logprobs", params.prompt_logprobs, vocab, caps),
+        **lists,
     )
     check_bounds(bound, vocab=vocab, max_new=reply_bound(bound, prompt_length, context))
     _require_a_token(bound, min(vocab, tokenizer.size), frozenset(eos_ids), tokenizer)
@@ -84,11 +88,10 @@ def _check_id(field: str, token: int, vocab: int) -> None:
         )
 
 
-def _logprobs(field: str, asked: int | None, vocab: int, caps: Caps) -> int | None:
-    """-1 means V and is under the same cap, as is V spelled out (spec S41)."""
-    if asked is None:
-        return None
-    most = vocab if caps.max_logprobs == -1 else caps.max_logprobs
+def cap_logprobs(field: str, asked: int, vocab: int, cap: int) -> int:
+    """A number of log-probabilities: -1 means V and is under the same cap, as is V spelled out; a cap of -1 is V (spec
+    S41). RequestError above it."""
+    most = vocab if cap == -1 else cap
     count = vocab if asked == -1 else asked
     if count > most:
         said = f"-1, all {vocab}" if asked == -1 else str(asked)

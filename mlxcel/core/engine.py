@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from mlxcel.core.backend import Backend, Level
 from mlxcel.core.bind_params import check_bounds, reply_bound
 from mlxcel.core.finish import Ending, Finish, Resolution
@@ -17,23 +19,22 @@ from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
 from mlxcel.core.parts import check_parts, draws, part_length
-from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Span, StepReport, StepResult, Ticket
+from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Scores, Span, StepReport, StepResult, Ticket
+from mlxcel.core.prompt_ids import check_prompt
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
+from mlxcel.core.score import score
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
 from mlxcel.core.settings import EngineSettings
-from mlxcel.core.step import Step, as_fault, check_result
+from mlxcel.core.step import Step, as_fault, check_result, part_scores, row_status
 from mlxcel.errors import (
     BackendFault,
     BatchShapeError,
     CapacityError,
-    ContextTooLong,
-    EmptyPrompt,
     EngineUnhealthy,
     MlxcelError,
     NoTokenAllowed,
     NumericFault,
-    RequestError,
     RowFault,
     TrimError,
     UnknownSequence,
@@ -126,14 +127,7 @@ class Engine:
         """Begin a row. RequestError for its prompt, CapacityError without room, EngineUnhealthy. Never reuses an id."""
         self._check_healthy()
         context, prompt = self._settings.context, len(spec.prompt_ids)
-        if prompt == 0:
-            raise EmptyPrompt("the prompt comes to no token", hint="give at least one token, or a tokenizer with a BOS")
-        low, high = int(spec.prompt_ids.min()), int(spec.prompt_ids.max())
-        if low < 0 or high >= self._settings.vocab:
-            bad = low if low < 0 else high
-            raise RequestError(f"token id {bad} is not in the vocabulary of {self._settings.vocab}", field="prompt")
-        if prompt >= context:
-            raise ContextTooLong(prompt, context)
+        check_prompt(spec.prompt_ids, vocab=self._settings.vocab, context=context)
         max_new = reply_bound(spec.params, prompt, context)
         check_bounds(spec.params, vocab=self._settings.vocab, max_new=max_new)
         if not self._free_slots:
@@ -285,6 +279,13 @@ class Engine:
                 f"sequence {sequence_id} has {row.stored} positions, the plan's pieces start at {starts}"
             )
         outcome = RowOutcome(sequence_id)
+    def score(self, ids: np.ndarray, start: int = 0, top: int = 0) -> Scores:
+        """What the model says of given ids [P]: of each behind position `start` its log-probability, and the `top` best
+        at its place. Draws nothing, needs a free row and leaves none. See `mlxcel.core.score`."""
+        self._check_healthy()
+        self._check_idle()
+        return score(self, self._backend.caps, ids, start, top)
+
         for index in range(starts.index(row.stored), len(plan.pieces)):
             outcome = self._turn([Piece(sequence_id, plan, index)])[0]
             if outcome.error is not None:
@@ -317,7 +318,7 @@ class Engine:
         if isinstance(step.handle, BackendFault):
             raise step.handle
         result = self._backend.read(step.handle)
-        check_result(result, rows=sum(step.drawing), vocab=self._settings.vocab)
+        check_result(result, step, vocab=self._settings.vocab)
         return result
 
     def _resolve_all(self, step: Step, result: StepResult) -> list[RowOutcome]:
@@ -336,11 +337,11 @@ class Engine:
         """Steps 3 to 9 of spec 1.3 for one row. `place` is its index among the drawing rows, None when it has none."""
         if row.ended:
             return self._drop(row)
-        status = 0 if place is None else int(result.status[place])
+        status, position = row_status(row, part, result, place)
         if status:
-            kind = NumericFault if status == 1 else NoTokenAllowed
-            words = "NaN or +inf in its logits" if status == 1 else "every token is masked"
-            return self._fail(row, kind(f"sequence {row.id}: {words} at position {row.stored + part_length(part)}"))
+            kind = NumericFault if status & 0xFF == 1 else NoTokenAllowed
+            words = self._sampler.fault(row.sampler_state, status)
+            return self._fail(row, kind(f"sequence {row.id}: {words} at position {position}"))
         row.stored += part_length(part)
         row.steps += 1
         if row.state is SequenceState.PREFILLING and row.stored >= row.prompt_length:
@@ -348,7 +349,7 @@ class Engine:
             if row.stored >= known:
                 row.state = SequenceState.DECODING
         if place is None:
-            return RowOutcome(row.id)
+            return RowOutcome(row.id, scores=part_scores(part, result))
         try:
             token = int(result.tokens[place])
             params = row.spec.params

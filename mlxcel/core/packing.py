@@ -7,7 +7,8 @@ from collections.abc import Sequence as Listing
 import numpy as np
 
 from mlxcel.core.kv import KVStore
-from mlxcel.core.plan import CARRY, Decode, Part, StepPlan
+from mlxcel.core.parts import scoring
+from mlxcel.core.plan import CARRY, Decode, Part, SamplingArrays, StepPlan
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.sequence import Sequence
 from mlxcel.errors import CapacityError
@@ -25,7 +26,7 @@ def pack_step(
     page_tables = np.full((len(rows), max(len(table) for table in tables)), -1, np.int32)
     for place, table in enumerate(tables):
         page_tables[place, : len(table)] = table
-    draw_rows = np.flatnonzero(np.asarray(drawing, bool)).astype(np.int32)
+    logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, seq_lens, sampler)
     return StepPlan(
         token_ids=np.concatenate(tokens),
         positions=np.concatenate(
@@ -37,14 +38,34 @@ def pack_step(
         slots=np.array([row.slot for row in rows], np.int32),
         state_copies=np.array([(row.steps + row.ahead) % 2 for row in rows], np.int32),
         sequence_ids=np.array([row.id for row in rows], np.int64),
-        logits_rows=query_start[1:][draw_rows] - 1,
+        logits_rows=logits_rows,
         draw_rows=draw_rows,
-        sampling=sampler.pack(
-            [rows[int(r)].sampler_state for r in draw_rows],
-            [int(seq_lens[r]) for r in draw_rows],
-            [rows[int(r)].drawing > 0 for r in draw_rows],
-        ),
+        sampling=sampling,
     )
+
+
+def _asked(
+    rows: Listing[Sequence],
+    parts: Listing[Part],
+    drawing: Listing[bool],
+    query_start: np.ndarray,
+    seq_lens: np.ndarray,
+    sampler: Sampler,
+) -> tuple[np.ndarray, np.ndarray, SamplingArrays]:
+    """Where logits are asked for, int32 [R] of the T tokens and int32 [R] of the S rows, and what is made of them: the
+    last token of each row that draws, or the positions that a part, alone in its step, scores."""
+    if (asked := scoring(parts[0])) is not None:
+        count, first = len(asked.positions), asked.positions.start
+        behind = rows[0].tokens(first + 1, first + 1 + count)
+        logits_rows = np.arange(count, dtype=np.int32) + np.int32(first - rows[0].stored - rows[0].fed)
+        return logits_rows, np.zeros(count, np.int32), sampler.pack_scores(behind, asked.top)
+    draw_rows = np.flatnonzero(np.asarray(drawing, bool)).astype(np.int32)
+    sampling = sampler.pack(
+        [rows[int(r)].sampler_state for r in draw_rows],
+        [int(seq_lens[r]) for r in draw_rows],
+        [rows[int(r)].drawing > 0 for r in draw_rows],
+    )
+    return query_start[1:][draw_rows] - 1, draw_rows, sampling
 
 
 def _page_table(row: Sequence, length: int, kv: KVStore) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listing
 
-from mlxcel.core.plan import Decode, Part, Piece, id_bytes
+from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, Scoring, id_bytes
 from mlxcel.core.sequence import Sequence, SequenceState
 from mlxcel.errors import BatchShapeError
 
@@ -21,6 +21,11 @@ def draws(row: Sequence, part: Part) -> bool:
     if isinstance(part, Piece):
         return part.plan.draw and part.plan.is_terminal(part.index)
     return row.stored + row.fed == newest(row)
+
+
+def scoring(part: Part) -> Scoring | None:
+    """What a part scores. Such a part is alone in its step."""
+    return part.plan.scoring_of(part.index) if isinstance(part, Piece) else None
 
 
 def newest(row: Sequence) -> int:
@@ -44,6 +49,8 @@ def check_parts(
     for row, part in zip(rows, parts, strict=True):
         if isinstance(part, Piece):
             _check_piece(row, part)
+            if part.plan.scoring is not None:
+                _check_scoring(row, part.plan, len(parts))
             if longest is not None and part_length(part) > longest:
                 raise BatchShapeError(
                     f"sequence {row.id}: a piece of {part_length(part)} tokens, and this model's window of positions "
@@ -76,6 +83,18 @@ def _check_piece(row: Sequence, part: Piece) -> None:
         if plan.length != row.length:
             raise BatchShapeError(f"sequence {row.id}: a plan that draws must end with the row's newest token")
         _check_budget(row)
+
+
+def _check_scoring(row: Sequence, plan: PrefillPlan, parts: int) -> None:
+    if parts > 1:
+        raise BatchShapeError(
+            f"sequence {row.id}: a piece that scores runs in a step of its own, here are {parts} parts"
+        )
+    if plan.draw or plan.length >= row.length:
+        raise BatchShapeError(
+            f"sequence {row.id}: a plan that scores draws nothing, and has a token of the row behind each of its own",
+            hint="Engine.score makes such a plan",
+        )
 
 
 def _check_decode(row: Sequence, part: Decode) -> None:

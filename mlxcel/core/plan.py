@@ -35,6 +35,14 @@ class Span:
 
 
 @attrs.frozen
+class Scoring:
+    """Positions that are asked what they say of the token behind them, with the `top` best ids of each."""
+
+    positions: range
+    top: int
+
+
+@attrs.frozen
 class PrefillPlan:
     """A prompt cut into pieces: a pure, hashable value (spec 3.1).
 
@@ -49,6 +57,7 @@ class PrefillPlan:
     draw: bool = True
     boundary: int | None = None
     adopted_prefilled: bool = True
+    scoring: Scoring | None = None  # only in a plan that draws nothing
 
     @property
     def length(self) -> int:
@@ -66,6 +75,14 @@ class PrefillPlan:
             if span.start <= offset < span.end:
                 return index
         raise IndexError(f"position {offset} is outside [{self.start}, {self.length})")
+
+    def scoring_of(self, index: int) -> Scoring | None:
+        """What of `scoring` is of piece `index`, None for nothing."""
+        if self.scoring is None:
+            return None
+        span, asked = self.pieces[index], self.scoring.positions
+        own = range(max(span.start, asked.start), min(span.end, asked.stop))
+        return Scoring(own, self.scoring.top) if own else None
 
     def is_terminal(self, index: int) -> bool:
         return index == len(self.pieces) - 1
@@ -206,6 +223,23 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+@attrs.frozen(eq=False)
+class Scores:
+    """Of n positions, first to last: what the model says there of the token behind, by its raw logits (spec S37).
+
+    What has no probability is -inf here.
+    """
+
+    logprobs: np.ndarray  # [n] float32
+    top_ids: np.ndarray  # [n, top] int32, by (value descending, id ascending)
+    top_logprobs: np.ndarray  # [n, top] float32
+
+    @classmethod
+    def none(cls, top: int) -> Scores:
+        """Of no position."""
+        return cls(np.zeros(0, np.float32), np.zeros((0, top), np.int32), np.zeros((0, top), np.float32))
+
+
 @attrs.frozen
 class RowOutcome:
     """What one part of a step did to its row. `error` and `cause` exclude each other (spec E10)."""
@@ -219,6 +253,7 @@ class RowOutcome:
     error: Exception | None = None
     logprobs: TokenLogprobs | None = None
 
+    scores: Scores | None = None  # of a piece whose plan scores
 
 @attrs.frozen
 class StepReport:

@@ -58,6 +58,12 @@ class Sampler(Protocol):
         pending[r] the token at q - 1 is in flight: the state does not know it, the draw gets it as Carry."""
         ...
 
+    def pack_scores(self, targets: np.ndarray, top: int) -> SamplingArrays:
+        """Arrays for R positions of one row whose next tokens are known, targets int32 [R]: what `draw` then gives is
+        `targets` for tokens, their log-probabilities by the raw logits (spec S37, S38), and at least the `top` best,
+        or all V in the order of ids. `mlxcel.plugins.sampling.scoring` is that, for any sampler."""
+        ...
+
     def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         """Draw one token a row from logits [R, V]. Pure array-API code: NumPy runs it, JAX traces it. A row's result
         depends on its own logits, parameters and carry only, bit for bit. `sampling.params` may hold arrays of either

@@ -10,13 +10,15 @@ from mlxcel.core.kv import KVLayout, KVSpec, KVStore
 @attrs.frozen
 class EngineSettings:
     """`vocab` is V, `context` N (positions a row may hold), `slots` the most rows open at once, `chunk` the most tokens
-    of a piece where a layer keeps a window of positions (spec V10)."""
+    of a piece where a layer keeps a window of positions (spec V10), `max_logprobs` the most ids that are listed for a
+    position, -1 for V (spec S41)."""
 
     vocab: int
     context: int
     slots: int
     chunk: int = 2048
     max_consecutive_faults: int = 8
+    max_logprobs: int = 20
 
     def layout(self, spec: KVSpec, kv: KVStore) -> KVLayout:
         """What a backend makes its KV arrays from."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import numpy as np
 
-from mlxcel.core.parts import part_length
-from mlxcel.core.plan import StepResult, Ticket
+from mlxcel.core.parts import part_length, scoring
+from mlxcel.core.plan import Part, Scores, Scoring, StepResult, Ticket
 from mlxcel.core.sequence import Sequence
 from mlxcel.errors import BackendFault
 
@@ -28,6 +29,16 @@ class Step:
         """T."""
         return sum(part_length(part) for part in self.ticket.parts)
 
+    @property
+    def scoring(self) -> Scoring | None:
+        """What its part scores, which then is the only one."""
+        return scoring(self.ticket.parts[0])
+
+    @property
+    def logits_rows(self) -> int:
+        """R: draws, or positions that are scored."""
+        return sum(self.drawing) if self.scoring is None else len(self.scoring.positions)
+
     def count(self, sign: int) -> None:
         """Add to the numbers of its rows what this step feeds and draws (1), or take it back (-1)."""
         for row, part, draw in zip(self.rows, self.ticket.parts, self.drawing, strict=True):
@@ -47,11 +58,46 @@ def as_fault(error: Exception) -> BackendFault:
     return error if isinstance(error, BackendFault) else BackendFault(repr(error))
 
 
-def check_result(result: StepResult, *, rows: int, vocab: int) -> None:
-    """BackendFault unless there is one id and one status word for each of `rows`, every id in [0, `vocab`)."""
+def check_result(result: StepResult, step: Step, *, vocab: int) -> None:
+    """BackendFault unless there is one id and one status word for each of R, every id in [0, `vocab`), and every score
+    that was asked for."""
+    rows = step.logits_rows
     for name, array in (("ids", result.tokens), ("status words", result.status)):
         if array.shape != (rows,):
-            raise BackendFault(f"the step returned {name} of shape {array.shape}, {rows} rows draw")
+            raise BackendFault(f"the step returned {name} of shape {array.shape}, {rows} are asked for")
     fine = result.tokens[result.status == 0]
     if fine.size and (int(fine.min()) < 0 or int(fine.max()) >= vocab):
         raise BackendFault(f"the step returned a token outside the vocabulary of {vocab}")
+    if step.scoring is not None:
+        top = step.scoring.top
+        listed = 0 if result.top_ids is None else result.top_ids.shape[-1]
+        if result.logprobs is None or result.logprobs.shape != (rows,) or listed < top:
+            raise BackendFault(f"the step scored no {rows} positions with the {top} best ids of each")
+
+
+def row_status(row: Sequence, part: Part, result: StepResult, place: int | None) -> tuple[int, int]:
+    """The status word of a part, and the position whose token its logits were for. `place` is its index among the
+    drawing rows. Of positions that are scored the first that failed counts; a part without logits has status 0."""
+    end = row.stored + part_length(part)
+    if place is not None:
+        return int(result.status[place]), end
+    if (asked := scoring(part)) is not None and (failed := np.flatnonzero(result.status)).size:
+        return int(result.status[failed[0]]), asked.positions[int(failed[0])] + 1
+    return 0, end
+
+
+def part_scores(part: Part, result: StepResult) -> Scores | None:
+    """What a part that scores found; None for any other. `result` was checked."""
+    asked = scoring(part)
+    if asked is None or result.logprobs is None:
+        return None
+    if not asked.top or result.top_ids is None or result.top_logprobs is None:
+        count = len(result.logprobs)
+        return Scores(result.logprobs, np.zeros((count, 0), np.int32), np.zeros((count, 0), np.float32))
+    # The step may list more than was asked for, and lists all of V by their ids.
+    order = np.argsort(-result.top_logprobs, axis=-1, kind="stable")[:, : asked.top]
+    return Scores(
+        result.logprobs,
+        np.take_along_axis(result.top_ids, order, axis=-1),
+        np.take_along_axis(result.top_logprobs, order, axis=-1),
+    )

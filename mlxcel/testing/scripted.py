@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from mlxcel.core import score
 from mlxcel.core.backend import BackendCaps, Level
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.engine import Engine
@@ -39,7 +40,8 @@ SCRIPTED_KV = KVSpec((FullKV(kv_heads=1, k_dim=1, v_dim=1),))
 
 
 class ScriptedBackend:
-    """Row `request_id` draws `scripts[request_id][0]`, then `[1]` …, whatever is fed.
+    """Row `request_id` draws `scripts[request_id][0]`, then `[1]` …, whatever is fed. Where positions of a prompt are
+    scored, each is certain of the token behind it; `Engine.score` needs no script.
 
     `steps` counts the forwards that were started, `tokens` the tokens they were given. `delay` seconds pass on `clock`
     when a step is read.
@@ -93,7 +95,7 @@ class ScriptedBackend:
         self._observed = np.zeros(layout.slots, np.float32)
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
-        if spec.request_id not in self._scripts:
+        if spec.request_id not in self._scripts and spec.request_id != score.REQUEST_ID:
             raise KeyError(f"no script for request {spec.request_id!r}: there are {sorted(self._scripts)}")
         self._rows[slot] = spec
 
@@ -108,7 +110,11 @@ class ScriptedBackend:
         logits = np.zeros((len(plan.draw_rows), self._vocab), np.float32)
         for place, row in enumerate(plan.draw_rows):
             spec = self._rows[int(plan.slots[row])]
-            script, index = self._scripts[spec.request_id], int(plan.seq_lens[row]) - len(spec.prompt_ids)
+            script = self._scripts.get(spec.request_id, ())
+            index = int(plan.positions[plan.logits_rows[place]]) + 1 - len(spec.prompt_ids)
+            if index < 0:  # a position of the prompt that is scored
+                logits[place, spec.prompt_ids[index]] = CERTAIN
+                continue
             if index >= len(script):
                 raise IndexError(f"the script of {spec.request_id!r} ends after {len(script)} tokens")
             logits[place, script[index]] = CERTAIN

@@ -45,7 +45,10 @@ class ChunkedPlanner:
         if boundary is not None and start < boundary < total:
             cuts.add(boundary)
         edges = sorted(cuts)
-        pieces = tuple(Span(begin, end, self._width(end - begin)) for begin, end in itertools.pairwise(edges))
+        pieces = tuple(
+            Span(begin, end, self._caps.piece_width(end - begin, self._level))
+            for begin, end in itertools.pairwise(edges)
+        )
         return PrefillPlan(
             ids=id_bytes(ids),
             start=start,
@@ -55,11 +58,3 @@ class ChunkedPlanner:
             boundary=boundary if boundary in cuts else None,
             adopted_prefilled=adopted_prefilled,
         )
-
-    def _width(self, length: int) -> int:
-        """Tokens a piece is padded to (spec P3): one at R1, the smallest that holds it at R0, none at R2."""
-        if self._level == "R1" and self._caps.r1_tokens:
-            return -(-length // self._caps.r1_tokens) * self._caps.r1_tokens
-        if self._level == "R0":
-            return next((width for width in self._caps.prefill_widths if width >= length), length)
-        return length

@@ -17,6 +17,7 @@ from mlxcel.plugins.sampling.draw import draw_sampled
 from mlxcel.plugins.sampling.history import History
 from mlxcel.plugins.sampling.logprobs import best, log_softmax
 from mlxcel.plugins.sampling.pack import DRAW, FEATURES, first_state, next_weight, pack_drawing, prepare_drawing
+from mlxcel.plugins.sampling.scoring import SCORING, draw_scores, pack_scores
 from mlxcel.plugins.sampling.stage import RowState, Stage
 from mlxcel.plugins.sampling.status import FINE, NOTHING_ALLOWED, behind_stage, fault_words, of_logits
 
@@ -90,10 +91,15 @@ class ChainSampler:
             top_logprobs=max(lists) if lists else None,
         )
 
+    def pack_scores(self, targets: np.ndarray, top: int) -> SamplingArrays:
+        return pack_scores(targets, top, self._vocab)
+
     def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         """As `Sampler.draw`. A row with a status other than 0 gets id -1; its log-probabilities mean nothing."""
         # A row's overflow, or NaN, is its own affair and in its status; it must not become a warning of the step.
         with np.errstate(all="ignore"):
+            if sampling.stages == SCORING:
+                return draw_scores(xp, logits, sampling)
             return self._draw(xp, logits.astype(xp.float32), sampling, carry)
 
     def _draw(self, xp: Any, raw: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
