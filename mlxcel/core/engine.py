@@ -14,7 +14,7 @@ import numpy as np
 
 from mlxcel.core.backend import Backend, Level
 from mlxcel.core.bind_params import check_bounds, reply_bound
-from mlxcel.core.finish import Ending, Finish, Resolution
+from mlxcel.core.finish import Ending, Finish, Released, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
@@ -107,19 +107,7 @@ class Engine:
         return tuple(row.id for row in self._rows.values() if not row.closing)
 
     def view(self, sequence_id: int) -> SequenceView:
-        row = self._row(sequence_id)
-        return SequenceView(
-            id=row.id,
-            state=row.state,
-            prompt_tokens=row.prompt_length,
-            output=tuple(row.output),
-            stored=row.stored,
-            in_flight=row.in_flight,
-            max_new=row.max_new,
-            context=row.context,
-            ending=row.ending,
-            error=row.error,
-        )
+        return SequenceView.of(self._row(sequence_id))
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -158,9 +146,9 @@ class Engine:
         row = self._row(sequence_id)
         if row.ended:
             return self._last_outcome(row)
-        text = self._finish.flush(row.finish_state)
+        tail = self._finish.flush(row.finish_state)
         row.state, row.ending = SequenceState.FINISHED, Ending(cause)
-        return RowOutcome(row.id, text=text, cause=cause)
+        return RowOutcome(row.id, text=tail.text, reasoning=tail.reasoning, cause=cause)
 
     def close(self, sequence_id: int) -> bool:
         """Free a row; returns whether it was open. With a step in flight its pages are freed when that is collected."""
@@ -279,13 +267,6 @@ class Engine:
                 f"sequence {sequence_id} has {row.stored} positions, the plan's pieces start at {starts}"
             )
         outcome = RowOutcome(sequence_id)
-    def score(self, ids: np.ndarray, start: int = 0, top: int = 0) -> Scores:
-        """What the model says of given ids [P]: of each behind position `start` its log-probability, and the `top` best
-        at its place. Draws nothing, needs a free row and leaves none. See `mlxcel.core.score`."""
-        self._check_healthy()
-        self._check_idle()
-        return score(self, self._backend.caps, ids, start, top)
-
         for index in range(starts.index(row.stored), len(plan.pieces)):
             outcome = self._turn([Piece(sequence_id, plan, index)])[0]
             if outcome.error is not None:
@@ -297,6 +278,13 @@ class Engine:
         """One decode step over these rows: one turn of reserve, submit, collect."""
         self._check_idle()
         return self._turn([Decode(sequence_id) for sequence_id in sequence_ids])
+
+    def score(self, ids: np.ndarray, start: int = 0, top: int = 0) -> Scores:
+        """What the model says of given ids [P]: of each behind position `start` its log-probability, and the `top` best
+        at its place. Draws nothing, needs a free row and leaves none. See `mlxcel.core.score`."""
+        self._check_healthy()
+        self._check_idle()
+        return score(self, self._backend.caps, ids, start, top)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -348,6 +336,7 @@ class Engine:
             known = row.length - 1 if place is None else row.length
             if row.stored >= known:
                 row.state = SequenceState.DECODING
+                self._finish.resume(row.finish_state)
         if place is None:
             return RowOutcome(row.id, scores=part_scores(part, result))
         try:
@@ -361,19 +350,20 @@ class Engine:
         except Exception as error:
             log.warning("sequence %d failed behind the forward", row.id, exc_info=error)
             fault = error if isinstance(error, MlxcelError) else RowFault(f"sequence {row.id}: {error!r}")
-            return self._fail(row, fault)
+            return self._fail(row, fault, Released())  # its text may know a token that the row does not
         ending = resolution.ending
         outcome = RowOutcome(
             row.id,
             token=token,
             appended=resolution.appended,
-            text=resolution.text,
+            text=resolution.released.text,
+            reasoning=resolution.released.reasoning,
             cause=ending.cause if ending else None,
             detail=ending.detail if ending else None,
             logprobs=logprobs,
         )
         if ending is not None and row.in_flight == 0 and (short := self._trim(row)) is not None:
-            return self._fail(row, short)
+            return self._fail(row, short, resolution.released)
         return outcome
 
     def _commit(self, row: Sequence, token: int, observed: float | None, resolution: Resolution) -> None:
@@ -421,9 +411,16 @@ class Engine:
                 if row in void.followed and not row.ended:
                     self._preempt(row)
 
-    def _fail(self, row: Sequence, error: Exception) -> RowOutcome:
+    def _fail(self, row: Sequence, error: Exception, tail: Released | None = None) -> RowOutcome:
+        """The row ends with an error, and with the text that waited (spec F13) unless `tail` says what of it counts."""
+        if tail is None and not row.ended:
+            try:
+                tail = self._finish.flush(row.finish_state)
+            except Exception as lost:
+                log.warning("sequence %d lost the end of its text", row.id, exc_info=lost)
         row.state, row.error, row.ending = SequenceState.FAILED, error, None
-        return RowOutcome(row.id, error=error)
+        tail = tail or Released()
+        return RowOutcome(row.id, text=tail.text, reasoning=tail.reasoning, error=error)
 
     def _fail_step(self, step: Step, fault: BackendFault) -> list[RowOutcome]:
         """Rows of the step end with the fault; rows outside it go on, or start over when the KV is lost (spec E18)."""
@@ -450,6 +447,7 @@ class Engine:
     def _preempt(self, row: Sequence) -> None:
         """The row loses its KV and nothing else: a plan over prompt ++ output[:-1] brings it back."""
         row.stored, row.state = 0, SequenceState.PREEMPTED
+        self._finish.pause(row.finish_state)
         if (short := self._trim(row)) is not None:
             self._fail(row, short)
 

@@ -12,10 +12,25 @@ from mlxcel.core.request import SequenceSpec
 
 @attrs.frozen
 class Ending:
-    """Why a row ended: a cause of docs/spec/engine.md 5.1 or a plugin's registered name, and its detail."""
+    """Why a row ended: a cause of docs/spec/engine.md 5.1 or a plugin's registered name, and its detail as plain data.
+
+    That is the stop id, the stop string, the blanks before the line of an `indent_limit`, `{"period", "count"}`
+    of a loop, a plugin's own value; None for the other causes.
+    """
 
     cause: str
     detail: Any = None
+
+
+@attrs.frozen
+class Released:
+    """Text that a client may see, final. `text` is the reply's content, `reasoning` what was split off it."""
+
+    text: str = ""
+    reasoning: str = ""
+
+    def then(self, later: Released) -> Released:
+        return Released(self.text + later.text, self.reasoning + later.reasoning)
 
 
 @attrs.frozen
@@ -23,7 +38,7 @@ class Resolution:
     """What the finish step made of one drawn token."""
 
     appended: bool
-    text: str  # released by this token; with an ending, the tail as well
+    released: Released  # by this token; with an ending, the tail as well
     ending: Ending | None
 
 
@@ -36,8 +51,8 @@ class FinishStep(Protocol):
         ...
 
     def check(self, state: Any, output: Sequence[int], text: str) -> Any | None:
-        """Called with the ids appended so far, the newest last, and the text the newest one released. None goes on;
-        anything else ends the row and is the ending's detail."""
+        """Called with the ids appended so far, the newest last, and the text the newest one released, reasoning and its
+        markers included. None goes on; anything else ends the row and is the ending's detail."""
         ...
 
 
@@ -52,6 +67,14 @@ class Finish(Protocol):
         """Append or not, cause or none (spec 5.1). Raising fails the row alone."""
         ...
 
-    def flush(self, state: Any) -> str:
+    def flush(self, state: Any) -> Released:
         """The tail of a row that is ended from outside."""
+        ...
+
+    def pause(self, state: Any) -> None:
+        """The row lost its KV: time does not count against it until `resume` (spec F15)."""
+        ...
+
+    def resume(self, state: Any) -> None:
+        """The row stands where it stood. Called for rows that were not paused too."""
         ...

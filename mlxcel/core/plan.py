@@ -170,7 +170,7 @@ class StepResult:
     """What the host reads of a step, rows in the order of StepPlan.draw_rows."""
 
     tokens: np.ndarray  # [R] int32; -1 where status is not 0
-    status: np.ndarray  # [R] int32; 0 fine, 1 NaN or +inf, 2 nothing allowed
+    status: np.ndarray  # [R] int32; 0 fine, low byte 1: NaN or +inf, 2: nothing allowed; see Sampler.fault
     logprobs: np.ndarray | None = None  # [R] float32, of the drawn token
     top_ids: np.ndarray | None = None  # [R, n] int32, by (value descending, id ascending)
     top_logprobs: np.ndarray | None = None  # [R, n] float32
@@ -247,13 +247,14 @@ class RowOutcome:
     sequence_id: int
     token: int | None = None
     appended: bool = False
-    text: str = ""  # what this token let go of, the tail included when the row ended
+    text: str = ""  # content that this token let go of, the tail included when the row ended
+    reasoning: str = ""  # the same of what was split off the content
     cause: str | None = None
-    detail: Any = None  # with the cause: the stop id, a plugin's own value
+    detail: Any = None  # with the cause, as in Ending
     error: Exception | None = None
     logprobs: TokenLogprobs | None = None
-
     scores: Scores | None = None  # of a piece whose plan scores
+
 
 @attrs.frozen
 class StepReport:

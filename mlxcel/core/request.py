@@ -6,6 +6,7 @@ import attrs
 import numpy as np
 
 from mlxcel.core.params import SamplingParams
+from mlxcel.core.reasoning import ReasoningSplit
 
 
 @attrs.frozen(eq=False)
@@ -13,7 +14,7 @@ class SequenceSpec:
     """One sequence, complete: nothing in it is left to a default.
 
     prompt_ids: int32 [P]. `params` has its seed drawn and comes from `bind_params` where it holds texts to be encoded.
-    `eos_ids` is the set E of docs/spec/engine.md 5.2.
+    `eos_ids` is the set E of docs/spec/engine.md 5.2. `reasoning` is how the text is split; None: all of it is content.
     """
 
     request_id: str
@@ -21,3 +22,4 @@ class SequenceSpec:
     params: SamplingParams
     eos_ids: frozenset[int] = frozenset()
     choice: int = 0
+    reasoning: ReasoningSplit | None = None

@@ -81,3 +81,18 @@ class SequenceView:
     context: int
     ending: Ending | None
     error: Exception | None
+
+    @classmethod
+    def of(cls, row: Sequence) -> SequenceView:
+        return cls(
+            id=row.id,
+            state=row.state,
+            prompt_tokens=row.prompt_length,
+            output=tuple(row.output),
+            stored=row.stored,
+            in_flight=row.in_flight,
+            max_new=row.max_new,
+            context=row.context,
+            ending=row.ending,
+            error=row.error,
+        )

@@ -17,7 +17,7 @@ from mlxcel.core.plan import StepPlan, StepReport, StepResult
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
 from mlxcel.errors import BackendFault, CapacityError
-from mlxcel.plugins.finish.standard import TextStream
+from mlxcel.plugins.finish.reply_text import TextStream
 from mlxcel.testing.clock import ManualClock
 
 Point = Literal[

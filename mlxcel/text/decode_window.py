@@ -58,6 +58,9 @@ class DecodeWindow:
         self._settle(text)
         return new
 
+    def settle(self) -> str:
+        return self.flush() if self._waiting and self._is_final(self._decode(self._ids)) else ""
+
     def flush(self) -> str:
         if not self._waiting:
             return ""

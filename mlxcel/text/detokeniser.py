@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class _Decoder(Protocol):
     def push(self, token_id: int) -> str: ...
 
+    def settle(self) -> str: ...
+
     def flush(self) -> str: ...
 
 
@@ -39,6 +41,16 @@ class Detokeniser:
             return ""
         return self._decoder.push(token_id)
 
+    def hidden(self, token_id: int) -> str:
+        """The spelling of a special token that `push` leaves out, for those who look for it (spec T7); "" of others."""
+        left_out = self._skip_special and 0 <= token_id < self._tokenizer.size and self._tokenizer.is_special(token_id)
+        return self._tokenizer.token_text(token_id) if left_out else ""
+
+    def settle(self) -> str:
+        """Whole characters that still waited, where something that `push` leaves out must stand behind them. They are
+        final then, even if bytes to come would have made the run they are in no UTF-8."""
+        return self._decoder.settle()
+
     def flush(self) -> str:
         """What still waited."""
         return self._decoder.flush()
@@ -59,6 +71,9 @@ class _Bytes:
             self._begun = True
             data = self._tokenizer.token_bytes(token_id, first=True)
         return self._characters.decode(data)
+
+    def settle(self) -> str:
+        return ""
 
     def flush(self) -> str:
         return self._characters.decode(b"", final=True)

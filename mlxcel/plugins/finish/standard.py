@@ -2,79 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
-from mlxcel.core.finish import Ending, FinishStep, Resolution
+from mlxcel.core.finish import Ending, FinishStep, Released, Resolution
 from mlxcel.core.request import SequenceSpec
-
-
-class TextStream(Protocol):
-    """A row's detokeniser."""
-
-    def push(self, token_id: int) -> str: ...
-
-    def flush(self) -> str: ...
+from mlxcel.plugins.finish.bounds import TimeBound
+from mlxcel.plugins.finish.loop_detection import LoopDetector
+from mlxcel.plugins.finish.reply_text import Cut, ReplyText, TextStream
+from mlxcel.text.held_text import Run, shown_text
 
 
 @attrs.define
 class FinishState:
-    """What the finish step remembers of a row."""
+    """What the finish step remembers of a row: a part of the row itself, whatever happens to its KV (spec F14)."""
 
     spec: SequenceSpec
-    stop_ids: frozenset[int]
+    ends: frozenset[int]  # ids of E that end
+    stop_ids: frozenset[int]  # U
     max_new: int
     budget_asked: bool  # whether the request, and not the context, set max_new
     context: int
-    stream: TextStream
+    text: ReplyText
+    time: TimeBound | None
+    loop: LoopDetector | None
     steps: tuple[tuple[str, FinishStep, Any], ...]
     output: list[int] = attrs.field(factory=list)
 
 
 class StandardFinish:
-    """Order: stop ids, EOS, append, max_tokens, context, the plugins' steps. The first cause wins."""
+    """Order: stop ids, EOS, append, stop strings, time, indentation, max_tokens, context, the plugins' steps, loop. The
+    first cause wins. `stream` makes a row's detokeniser; `clock` is read in seconds, by rows with a time bound."""
 
-    def __init__(self, *, stream: Callable[[SequenceSpec], TextStream], steps: Mapping[str, FinishStep]) -> None:
+    def __init__(
+        self,
+        *,
+        stream: Callable[[SequenceSpec], TextStream],
+        steps: Mapping[str, FinishStep],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = stream
         self._steps = steps
+        self._clock = clock
 
     def open(self, spec: SequenceSpec, *, max_new: int, context: int) -> FinishState:
-        asked = spec.params.max_tokens
+        params = spec.params
+        loop = params.loop_detection
         return FinishState(
             spec=spec,
-            stop_ids=frozenset(spec.params.stop_token_ids),
+            ends=frozenset() if params.ignore_eos else spec.eos_ids,
+            stop_ids=frozenset(params.stop_token_ids),
             max_new=max_new,
-            budget_asked=asked != -1 and asked <= context - len(spec.prompt_ids),
+            budget_asked=params.max_tokens != -1 and params.max_tokens <= context - len(spec.prompt_ids),
             context=context,
-            stream=self._stream(spec),
+            text=ReplyText(spec, self._stream(spec)),
+            time=TimeBound(params.t_max_predict_ms, self._clock) if params.t_max_predict_ms else None,
+            loop=LoopDetector(loop) if loop is not None and loop.on else None,
             steps=tuple((name, step, step.open(spec)) for name, step in self._steps.items()),
         )
 
     def resolve(self, state: FinishState, token: int) -> Resolution:
-        if token in state.stop_ids:
-            return Resolution(False, state.stream.flush(), Ending("stop_token", token))
-        if token in state.spec.eos_ids:
-            return Resolution(False, state.stream.flush(), Ending("eos"))
-        text = state.stream.push(token)
+        if len(state.output) >= state.spec.params.min_tokens:
+            if token in state.stop_ids:
+                return Resolution(False, self.flush(state), Ending("stop_token", token))
+            if token in state.ends:
+                return Resolution(False, self.flush(state), Ending("eos"))
         state.output.append(token)
-        ending = self._ending(state, text)
+        text = state.text
+        text.push(token, armed=len(state.output) > state.spec.params.min_tokens)
+        ending, cut = _bound(state)
         if ending is not None:
-            text += state.stream.flush()
-        return Resolution(True, text, ending)
+            runs = text.finish() if cut is None else text.cut(cut)
+            return Resolution(True, text.released(runs, last=True), ending)
+        runs = text.release()
+        ending = _step(state, runs) or _loop(state, token)
+        if ending is not None:
+            runs += text.finish()
+        return Resolution(True, text.released(runs, last=ending is not None), ending)
 
-    def flush(self, state: FinishState) -> str:
-        return state.stream.flush()
+    def flush(self, state: FinishState) -> Released:
+        return state.text.released(state.text.finish(), last=True)
 
-    def _ending(self, state: FinishState, text: str) -> Ending | None:
-        produced = len(state.output)
-        if state.budget_asked and produced >= state.max_new:
-            return Ending("max_tokens")
-        if len(state.spec.prompt_ids) + produced >= state.context:
-            return Ending("context")
-        for name, step, memory in state.steps:
-            detail = step.check(memory, state.output, text)
-            if detail is not None:
-                return Ending(name, detail)
+    def pause(self, state: FinishState) -> None:
+        if state.time is not None:
+            state.time.pause()
+
+    def resume(self, state: FinishState) -> None:
+        if state.time is not None:
+            state.time.resume()
+
+
+def _bound(state: FinishState) -> tuple[Ending | None, Cut | None]:
+    """What the appended token ends by itself, and where the text is cut for it."""
+    text, produced = state.text, len(state.output)
+    timed_out = state.time is not None and state.time.passed()
+    if text.stop is not None:
+        return Ending("stop_string", text.stop.detail), text.stop
+    if timed_out:
+        return Ending("time_limit"), None
+    if text.indent is not None:
+        return Ending("indent_limit", text.indent.detail), text.indent
+    if state.budget_asked and produced >= state.max_new:
+        return Ending("max_tokens"), None
+    if len(state.spec.prompt_ids) + produced >= state.context:
+        return Ending("context"), None
+    return None, None
+
+
+def _step(state: FinishState, runs: Sequence[Run]) -> Ending | None:
+    released = shown_text(runs)
+    for name, step, memory in state.steps:
+        detail = step.check(memory, state.output, released)
+        if detail is not None:
+            return Ending(name, detail)
+    return None
+
+
+def _loop(state: FinishState, token: int) -> Ending | None:
+    period = state.loop.push(token) if state.loop is not None else None
+    if period is None or state.spec.params.loop_detection is None:
         return None
+    return Ending("loop", {"period": period, "count": state.spec.params.loop_detection.min_count})
