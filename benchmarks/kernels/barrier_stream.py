@@ -38,12 +38,20 @@ class Phases:
         return self.layers * sum(self.steps) * self.blocks * STEP
 
 
+@attrs.frozen
+class Window:
+    """Ring slots asked for and not yet here, at most. The ring holds more: what has come waits there for the end of a
+    barrier. What has not come makes everything else that goes to memory wait, the barrier's own messages first."""
+
+    wide: int = 4
+    narrow: int = 2  # while the first `steps` of a phase are asked for: the other warpgroup is at the barrier then
+    steps: int = 4
+
+
 @functools.partial(jax.jit, static_argnames=("phases", "barrier", "tokens", "tiles_a_slot", "window"))
-def walk(tiles, x, *, phases=Phases(), barrier="hidden", tokens=True, tiles_a_slot=2, window=3):
+def walk(tiles, x, *, phases=Phases(), barrier="hidden", tokens=True, tiles_a_slot=2, window=Window()):
     """tiles [phases.rows, 64] bf16; x [8, 2048] bf16 -> [blocks, phases of a layer, 64, 8] float32, summed over layers
-    in order. barrier: "none", "hidden" or "exposed". window: ring slots asked for and not yet here, at most. The ring
-    holds more than that: what has come waits there for the end of a barrier, but what has not come makes everything
-    else that goes to memory wait."""
+    in order. barrier: "none", "hidden" or "exposed"."""
     slots, rows, depth = RING_TILES // tiles_a_slot, tiles_a_slot * TILE, x.shape[1] // TILE
     counts = [steps * 2 // tiles_a_slot for steps in phases.steps]
     layer_steps = sum(counts)
@@ -59,32 +67,32 @@ def walk(tiles, x, *, phases=Phases(), barrier="hidden", tokens=True, tiles_a_sl
         def _memory_warpgroup():
             plgpu.set_max_registers(64, action="decrease")
 
-            def layer(n, carry):
+            def has_come(step, here):
+                plgpu.barrier_wait(full.at[lax.rem(step, jnp.int32(slots))])
+                return step + 1
+
+            def layer(n, here):
                 first = 0
                 for p, count in enumerate(counts):
                     if barrier == "exposed":
                         wait_for(n * len(phases.steps) + p)
 
-                    def fetch(k, carry, first=first, count=count):
+                    def fetch(k, here, first=first, count=count):
                         step = n * layer_steps + first + k
                         slot = lax.rem(step, jnp.int32(slots))
                         row = ((n * layer_steps + first) * phases.blocks + block * count + k) * rows
                         plgpu.barrier_wait(empty.at[slot])
-                        if window < slots:
-
-                            @pl.when(step >= window)
-                            def _():
-                                plgpu.barrier_wait(full.at[lax.rem(step - window, jnp.int32(slots))])
-
+                        under_way = jnp.where(k < window.steps, window.narrow, window.wide)
+                        here = lax.fori_loop(here, jnp.maximum(here, step + 1 - under_way), has_come, here)
                         run = pl.ds(pl.multiple_of(row, rows), rows)
                         plgpu.copy_gmem_to_smem(tiles_g.at[run], ring.at[slot], full.at[slot])
-                        return carry
+                        return here
 
-                    lax.fori_loop(0, count, fetch, 0)
+                    here = lax.fori_loop(0, count, fetch, here)
                     first += count
-                return carry
+                return here
 
-            lax.fori_loop(0, phases.layers, layer, 0)
+            lax.fori_loop(0, phases.layers, layer, jnp.int32(0))
 
         @pl.when(thread == 0)
         def _compute_warpgroup():

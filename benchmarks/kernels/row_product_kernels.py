@@ -350,22 +350,23 @@ def tiled(tiles, x, *, weight, columns, num_sms=132):
     """One weight's product for many tokens. A block makes 128 rows by `columns` tokens: each of its two compute
     warpgroups 64 of the rows, or of a gated weight half of the tokens, so that a gate meets its up in one thread.
 
-    tiles: packed [F*D/64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128, 192 or 256).
+    tiles: packed [F*D/64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256).
     Returns y [T, F] bf16; of a gated weight h [T, F/2].
     """
     (T, D), F, S, half = x.shape, weight.rows, weight.split, columns // 2
-    if columns not in (64, 128, 192, 256) or T % columns or weight.depth != D:
+    if columns not in (64, 128, 256) or T % columns or weight.depth != D:
         raise ValueError(f"x is {x.shape}: T must be a multiple of columns={columns} (64 ... 256), D {weight.depth}")
-    if S > 1 and columns > 192:
-        raise ValueError(f"columns={columns} leave no registers for the parts of a split weight: 192 at most")
+    if S > 1 and columns > 128:
+        raise ValueError(f"columns={columns} leave no registers for the parts of a split weight: 128 at most")
     steps, token_tiles = D // TILE, T // columns
-    slots = min(SMEM_BYTES // ((2 * TILE + columns) * TILE * 2), 8)
+    chunk = TILE if columns > TILE else TILE // 2  # tokens of an output tile on its way to device memory
+    slots = min((SMEM_BYTES + 2048 - 4 * chunk * TILE * 2) // ((2 * TILE + columns) * TILE * 2), 8)
     items = F // (2 * TILE) * token_tiles
     accumulators = (
         [plgpu.ACC((TILE, half), jnp.float32)] * 2 if weight.gated else [plgpu.ACC((TILE, columns), jnp.float32)]
     )
 
-    def kernel(tiles_g, x_g, out_g, w_s, x_s, full, empty):
+    def kernel(tiles_g, x_g, out_g, w_s, x_s, out_s, full, empty):
         thread, block = lax.axis_index("thread"), lax.axis_index("block")
         mine = lax.div(items - block + num_sms - 1, jnp.int32(num_sms))
 
@@ -440,14 +441,20 @@ def tiled(tiles, x, *, weight, columns, num_sms=132):
 
                 total = lax.fori_loop(1, S, add_part, part(0))
                 if weight.gated:
-                    tokens = out_g.at[pl.ds(token + thread * half, half)]
-                    store_tokens(tokens.at[:, pl.ds(pair * TILE, TILE)], silu(total[0]) * total[1])
+                    rows, tokens, y = pl.ds(pair * TILE, TILE), token + thread * half, silu(total[0]) * total[1]
                 else:
-                    tokens = out_g.at[pl.ds(token, columns)]
-                    store_tokens(tokens.at[:, pl.ds((pair * 2 + thread) * TILE, TILE)], total[0])
+                    rows, tokens, y = pl.ds((pair * 2 + thread) * TILE, TILE), token, total[0]
+                for i in range(y.shape[1] // chunk):  # by way of shared memory: the next item need not wait
+                    stage = out_s.at[thread, i % 2]
+                    plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+                    values = y[:, i * chunk : (i + 1) * chunk].astype(jnp.bfloat16)
+                    stage.T[...] = plgpu.layout_cast(values, TRANSPOSED)
+                    plgpu.commit_smem()
+                    plgpu.copy_smem_to_gmem(stage, out_g.at[pl.ds(tokens + i * chunk, chunk), rows])
                 return carry
 
             lax.fori_loop(0, mine, item, 0)
+            plgpu.wait_smem_to_gmem(0)
 
     return plgpu.kernel(
         kernel,
@@ -455,6 +462,7 @@ def tiled(tiles, x, *, weight, columns, num_sms=132):
         scratch_types=[
             plgpu.SMEM((slots, 2, TILE, TILE), jnp.bfloat16, transforms=TILED),
             plgpu.SMEM((slots, columns, TILE), jnp.bfloat16, transforms=TILED),
+            plgpu.SMEM((2, 2, chunk, TILE), jnp.bfloat16, transforms=TILED),
             plgpu.Barrier(num_arrivals=3, num_barriers=slots),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
         ],
