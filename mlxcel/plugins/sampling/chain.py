@@ -10,15 +10,17 @@ import numpy as np
 from mlxcel.core.params import STAGE_NAMES
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.request import SequenceSpec
-from mlxcel.core.sampling import Carry, Drawn
+from mlxcel.core.sampling import Carry, Drawn, LogitsProcessor
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import RequestError
 from mlxcel.plugins.sampling.draw import draw_sampled
 from mlxcel.plugins.sampling.history import History
+from mlxcel.plugins.sampling.logit_stages import logit_stages
 from mlxcel.plugins.sampling.logprobs import best, log_softmax
 from mlxcel.plugins.sampling.pack import DRAW, FEATURES, first_state, next_weight, pack_drawing, prepare_drawing
+from mlxcel.plugins.sampling.processors import check_names
 from mlxcel.plugins.sampling.scoring import SCORING, draw_scores, pack_scores
-from mlxcel.plugins.sampling.stage import RowState, Stage
+from mlxcel.plugins.sampling.stage import RowState
 from mlxcel.plugins.sampling.status import FINE, NOTHING_ALLOWED, behind_stage, fault_words, of_logits
 
 
@@ -34,14 +36,15 @@ class ChainSampler:
     stage_order = STAGE_NAMES
 
     def __init__(
-        self, *, vocab: int, tokenizer: Tokenizer | None = None, processors: Mapping[str, Any] | None = None
+        self, *, vocab: int, tokenizer: Tokenizer | None = None, processors: Mapping[str, LogitsProcessor] | None = None
     ) -> None:
         """`vocab` is V. Ids at or above the tokenizer's size are padding rows of the model and never drawn (spec S14);
-        without a tokenizer every id is a token, and none is a newline."""
+        without a tokenizer every id is a token, and none is a newline. `processors` are by registered name."""
         self._vocab = vocab
         self._tokenizer = tokenizer
         self._named = vocab if tokenizer is None else min(tokenizer.size, vocab)
-        self._stages: tuple[Stage, ...] = ()
+        self._processors = dict(processors or {})
+        self._stages = logit_stages(vocab, tokenizer, self._processors)
         self._newlines: np.ndarray | None = None
 
     def open(self, spec: SequenceSpec) -> RowState:
@@ -53,6 +56,7 @@ class ChainSampler:
                 field="seed",
                 hint="give a seed from 0 to 2**63 - 1, or take the parameters from resolve_sampling, which draws one",
             )
+        check_names(spec, self._processors)
         prepared = {stage.name: stage.prepare(spec) for stage in self._stages}
         prepared = {name: value for name, value in prepared.items() if value is not None}
         prepared[DRAW] = prepare_drawing(spec, self._vocab)
