@@ -101,7 +101,9 @@ class Real:
         return done
 
 
-def real_engine(checkpoint, family=None, *, slots=9, context=512, chunk=2048, tokenizer=None, observers=()):
+def real_engine(
+    checkpoint, family=None, *, slots=9, context=512, chunk=2048, tokenizer=None, observers=(), max_logprobs=20
+):
     """With a tokenizer, ids at or above its size are masked, and texts are its own."""
     family = family or Llama()
     config = family.parse_config(checkpoint)
@@ -114,7 +116,7 @@ def real_engine(checkpoint, family=None, *, slots=9, context=512, chunk=2048, to
         kv=DenseKV(kv_spec=kv_spec, slots=slots, context=context, page_size=16),
         sampler=KeepingSampler(vocab=config.vocab_size, tokenizer=tokenizer),
         finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer or ByteTokenizer()), steps={}),
-        settings=EngineSettings(config.vocab_size, context, slots, chunk),
+        settings=EngineSettings(config.vocab_size, context, slots, chunk, max_logprobs=max_logprobs),
         observers=Observers(tuple(observers)),
     )
     return Real(engine, backend, config.vocab_size)
