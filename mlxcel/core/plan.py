@@ -239,6 +239,12 @@ class Scores:
         """Of no position."""
         return cls(np.zeros(0, np.float32), np.zeros((0, top), np.int32), np.zeros((0, top), np.float32))
 
+    def of_tokens(self, tokens: np.ndarray) -> tuple[TokenLogprobs, ...]:
+        """For clients: int32 [n], the tokens behind the positions, with what is said of each."""
+        result = StepResult(tokens, np.zeros(len(tokens), np.int32), self.logprobs, self.top_ids, self.top_logprobs)
+        found = [result.token_logprobs(place, self.top_ids.shape[-1]) for place in range(len(tokens))]
+        return tuple(each for each in found if each is not None)
+
 
 @attrs.frozen
 class RowOutcome:
