@@ -19,12 +19,12 @@ from mlxcel.core.finish import FinishStep
 from mlxcel.core.kv import KVSpec, KVStore
 from mlxcel.core.named import load_target
 from mlxcel.core.observe import Observers
-from mlxcel.core.sampling import Sampler
+from mlxcel.core.sampling import LogitsProcessor, Sampler
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.direct import Planner
-from mlxcel.errors import CheckpointError
+from mlxcel.errors import CheckpointError, PluginError
 from mlxcel.footprint import Footprint
 from mlxcel.memory_plan import MemorySettings, memory_here, plan_memory
 from mlxcel.plugins.finish.standard import StandardFinish
@@ -140,7 +140,7 @@ def load_model(
         started = clock()
         checkpoint = open_checkpoint(found.path, manager)
         held.callback(checkpoint.close)
-        model = _assemble(config, manager, parts, found, checkpoint, timed, slots, say, held)
+        model = _assemble(config, manager, parts, found, checkpoint, timed, slots, say, clock, held)
         times = LoadTimes(clock() - started, timed.seconds.get("download"))
         return LoadedModel(**model, times=times, held=held.pop_all())
 
@@ -197,6 +197,7 @@ def _assemble(
     progress: Progress,
     slots: int,
     say: Callable[[str], None],
+    clock: Callable[[], float],
     held: ExitStack,
 ) -> dict[str, Any]:
     """The fields of LoadedModel. What is cheap and can be refused comes before the weights."""
@@ -235,9 +236,11 @@ def _assemble(
         backend=backend,
         kv_spec=kv_spec,
         kv=kv,
-        sampler=parts.sampler(vocab=vocab, tokenizer=tokenizer),
+        sampler=parts.sampler(vocab=vocab, tokenizer=tokenizer, processors=_processors(manager, vocab, tokenizer)),
         finish=StandardFinish(
-            stream=lambda row: Detokeniser(tokenizer, skip_special=row.params.skip_special_tokens), steps=parts.steps
+            stream=lambda row: Detokeniser(tokenizer, skip_special=row.params.skip_special_tokens),
+            steps=parts.steps,
+            clock=clock,
         ),
         settings=EngineSettings(vocab, context.positions, slots, chunk, config.max_consecutive_faults),
         observers=observers,
@@ -273,6 +276,18 @@ def _assemble(
         "prefill_chunk": chunk,
         "facts": facts,
     }
+
+
+def _processors(manager: PluginManager, vocab: int, tokenizer: Tokenizer) -> dict[str, LogitsProcessor]:
+    """Logits processors by name. One that cannot be made is missed only by requests that ask for it."""
+    registry = manager.logits_processors()
+    made: dict[str, LogitsProcessor] = {}
+    for name in registry:
+        try:
+            made[name] = registry.maker(name, LogitsProcessor)(vocab=vocab, tokenizer=tokenizer)
+        except PluginError as error:
+            log.warning("%s", error)
+    return made
 
 
 def _sha256(found: ResolvedModel) -> str | None:

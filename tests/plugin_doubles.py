@@ -55,6 +55,10 @@ def mlxcel_samplers():
     return [Named("dice", "throws", f"{__name__}:Thing")]
 
 @hookimpl
+def mlxcel_logits_processors():
+    return [Named("loud", "raises", f"{__name__}:Thing")]
+
+@hookimpl
 def mlxcel_finish_steps():
     return [Named("boredom", "ends", f"{__name__}:Thing")]
 

@@ -10,7 +10,7 @@ from plugin_doubles import HEADER, Installer, load
 
 from mlxcel.core.finish import FinishStep
 from mlxcel.core.kv import KVStore
-from mlxcel.core.sampling import Sampler
+from mlxcel.core.sampling import LogitsProcessor, Sampler
 from mlxcel.direct import Planner
 from mlxcel.errors import PluginError, RowFault, UsageError
 from mlxcel.plugins.registry import Registry
@@ -20,6 +20,7 @@ HOOKS = {
     "mlxcel_kv_stores": ("kv_stores", KVStore, "KV store"),
     "mlxcel_prefill_planners": ("prefill_planners", Planner, "prefill planner"),
     "mlxcel_samplers": ("samplers", Sampler, "sampler"),
+    "mlxcel_logits_processors": ("logits_processors", LogitsProcessor, "logits processor"),
     "mlxcel_finish_steps": ("finish_steps", FinishStep, "finish step"),
 }
 

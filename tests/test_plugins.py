@@ -115,7 +115,13 @@ def test_mlxcel_prefill_planners(both: PluginManager) -> None:
 def test_mlxcel_samplers(both: PluginManager) -> None:
     behind_built_ins(both.samplers(), "dice")
     chain = inspect.signature(both.samplers().load("chain"))
-    assert set(chain.parameters) == {"vocab", "tokenizer_size"}
+    assert set(chain.parameters) == {"vocab", "tokenizer", "processors"}
+
+
+def test_mlxcel_logits_processors(both: PluginManager) -> None:
+    """engine S48; tests/test_processors.py takes one from its distribution to a reply."""
+    behind_built_ins(both.logits_processors(), "loud")
+    assert both.logits_processors().load("loud").__name__ == "Thing"
 
 
 def test_mlxcel_finish_steps(both: PluginManager) -> None:

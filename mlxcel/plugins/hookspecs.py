@@ -91,9 +91,18 @@ def mlxcel_prefill_planners() -> list[Named]:
 def mlxcel_samplers() -> list[Named]:
     """Sampling maths, chosen by `--sampler NAME`.
 
-    `load()` gives a factory `(*, vocab: int, tokenizer_size: int) -> Sampler`; `vocab` is V, the rows of the output,
-    of which those at or above `tokenizer_size` are padding. `Sampler.draw` is pure array-API code that every backend
-    runs.
+    `load()` gives a factory `(*, vocab: int, tokenizer: Tokenizer, processors: Mapping[str, LogitsProcessor]) ->
+    Sampler`; `vocab` is V, the rows of the output, of which those at or above the tokenizer's size are padding, and
+    `processors` are by registered name. `Sampler.draw` is pure array-API code that every backend runs.
+    """
+
+
+@hookspec
+def mlxcel_logits_processors() -> list[Named]:
+    """Changes to the logits, for rows that ask for them by name in `logits_processors`.
+
+    `load()` gives a factory `(*, vocab: int, tokenizer: Tokenizer) -> LogitsProcessor`, which is a `BatchedProcessor`
+    or, for masks alone, a `HostMask`.
     """
 
 

@@ -46,6 +46,7 @@ MODEL_SOURCES = Kind("mlxcel_model_sources", "model source", ModelSource)
 KV_STORES = Kind("mlxcel_kv_stores", "KV store", Named)
 PREFILL_PLANNERS = Kind("mlxcel_prefill_planners", "prefill planner", Named)
 SAMPLERS = Kind("mlxcel_samplers", "sampler", Named)
+LOGITS_PROCESSORS = Kind("mlxcel_logits_processors", "logits processor", Named)
 FINISH_STEPS = Kind("mlxcel_finish_steps", "finish step", Named)
 OBSERVERS = Kind("mlxcel_observers", "observer", None)
 
@@ -58,6 +59,7 @@ KINDS = (
     KV_STORES,
     PREFILL_PLANNERS,
     SAMPLERS,
+    LOGITS_PROCESSORS,
     FINISH_STEPS,
     OBSERVERS,
 )

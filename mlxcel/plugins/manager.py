@@ -106,6 +106,9 @@ class PluginManager:
     def samplers(self) -> Registry[Named]:
         return self._registry(kinds.SAMPLERS)
 
+    def logits_processors(self) -> Registry[Named]:
+        return self._registry(kinds.LOGITS_PROCESSORS)
+
     def finish_steps(self) -> Registry[Named]:
         return self._registry(kinds.FINISH_STEPS)
 
