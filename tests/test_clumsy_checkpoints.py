@@ -3,9 +3,12 @@
 import json
 import os
 import tracemalloc
+from itertools import permutations
 
 import pytest
+from fuzz_seeds import tokenizer_with_spaces
 from tiny_checkpoint import tiny_tokenizer_json, write_json, write_tiny_gguf, write_tiny_llama
+from tokenizers import Tokenizer
 
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.llama import Llama
@@ -97,6 +100,19 @@ def test_a_tokenizer_that_makes_the_library_fail_is_a_damaged_one(tmp_path, dama
     write_json(folder / "tokenizer.json", {**tiny_tokenizer_json(), **damage})
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read: "):
         hf_json.load(SafetensorsCheckpoint(folder))
+
+
+@pytest.mark.parametrize("order", list(permutations(("ByteFallback", "Strip", "Fuse"))))
+def test_a_decoder_in_another_order_means_what_it_says(tmp_path, order):
+    """A space dropped before the tokens are one text is dropped of each of them. Against the library itself."""
+    folder = write_tiny_llama(tmp_path)
+    fields = tokenizer_with_spaces()
+    steps = {step["type"]: step for step in fields["decoder"]["decoders"]}
+    fields["decoder"]["decoders"] = [steps["Replace"], *(steps[kind] for kind in order)]
+    write_json(folder / "tokenizer.json", fields)
+    ours, library = hf_json.load(SafetensorsCheckpoint(folder)), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = library.encode("the inn  on a mat").ids
+    assert ours.decode(ids, skip_special=False) == library.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("tokens", [0, True, None, "ab", [3, 4], []])

@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 
 SPACE: Final = "▁"  # how SentencePiece vocabularies write a space
+LEADING_SPACE: Final[Mapping[str, Any]] = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 BYTE_TOKEN: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
@@ -99,7 +100,8 @@ def decoder_table(decoder: bytes, tokens: Sequence[str], literal: Collection[int
         pieces = sentencepiece_pieces(tokens)
         if kinds[2:] == []:
             return PieceTable(pieces, pieces)
-        if kinds[2:] == ["Strip"] and (steps[-1]["content"], steps[-1]["start"], steps[-1]["stop"]) == (" ", 1, 0):
+        strip, before = steps[-1], steps[-2]  # in front of "Fuse" it would drop a space of every token
+        if kinds[2:] == ["Strip"] and strip == LEADING_SPACE and before["type"] == "Fuse":
             return dropping_one_space(pieces)
     if sorted(kinds) == ["ByteFallback", "Metaspace"]:
         metaspace = next(step for step in steps if step["type"] == "Metaspace")
