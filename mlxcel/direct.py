@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -12,10 +12,11 @@ from mlxcel.core.engine import Engine
 from mlxcel.core.observe import Observers
 from mlxcel.core.plan import PrefillPlan, RowOutcome, Span, TokenLogprobs
 from mlxcel.core.request import SequenceSpec
-from mlxcel.core.result import RequestResult, Timings
+from mlxcel.core.result import RequestResult, Timings, error_code
 from mlxcel.core.source import NoProgress, Progress
 
 Clock = Callable[[], float]
+Listener = Callable[[str], None]
 
 
 @runtime_checkable
@@ -31,17 +32,21 @@ def generate(
     *,
     planner: Planner,
     clock: Clock = time.monotonic,
-    on_text: Callable[[str], None] = lambda text: None,
+    on_text: Listener = lambda text: None,
+    on_reasoning: Listener = lambda text: None,
+    origin: Mapping[str, str] | None = None,
+    warnings: tuple[str, ...] = (),
     progress: Progress | None = None,
     observers: Observers | None = None,
 ) -> RequestResult:
     """Run one sequence to its end and close it, whatever happens.
 
-    `on_text` gets text as it becomes final. KeyboardInterrupt ends the row with cause `cancelled` and returns what was
-    produced. A fault of the row is in `result.error` with cause `error`; what is wrong with the request raises from
-    `Engine.open`, before any forward. However it ends, observers hear of it exactly once (spec E20).
+    `on_text` gets text as it becomes final, `on_reasoning` what is split off it. KeyboardInterrupt ends the row with
+    cause `cancelled` and returns what was produced. A fault of the row is in `result.error` with cause `error`; what is
+    wrong with the request raises from `Engine.open`, before any forward. However it ends, observers hear of it exactly
+    once (spec E20). `origin` and `warnings` of the parameters come back in the result.
     """
-    run = _Run(engine, spec, clock, on_text, progress or NoProgress())
+    run = _Run(engine, spec, clock, on_text, on_reasoning, origin or {}, warnings, progress or NoProgress())
     try:
         return run.to_end(planner)
     finally:
@@ -53,21 +58,36 @@ class _Run:
     """One sequence on its way."""
 
     def __init__(
-        self, engine: Engine, spec: SequenceSpec, clock: Clock, on_text: Callable[[str], None], progress: Progress
+        self,
+        engine: Engine,
+        spec: SequenceSpec,
+        clock: Clock,
+        on_text: Listener,
+        on_reasoning: Listener,
+        origin: Mapping[str, str],
+        warnings: tuple[str, ...],
+        progress: Progress,
     ) -> None:
         self._engine, self._spec, self._clock = engine, spec, clock
-        self._on_text, self._progress = on_text, progress
+        self._on_text, self._on_reasoning, self._progress = on_text, on_reasoning, progress
+        self._origin, self._warnings = origin, warnings
         self._accepted = self._started = clock()
-        self._outcome = RowOutcome(0, cause="rejected")
+        self._outcome = RowOutcome(0, cause="cancelled")
+        self._left = False  # whether a listener raised
         self._first: float | None = None
         self._last: float | None = None
         self._text: list[str] = []
+        self._reasoning: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._pieces: list[Span] = []
 
     def to_end(self, planner: Planner) -> RequestResult:
-        sequence_id = self._engine.open(self._spec)
+        try:
+            sequence_id = self._engine.open(self._spec)
+        except Exception as error:
+            self._outcome = RowOutcome(0, cause="rejected", detail=error_code(error))
+            raise
         self._started = self._clock()
         self._outcome = RowOutcome(sequence_id, cause="cancelled")  # holds if a listener raises
         try:
@@ -80,6 +100,10 @@ class _Run:
                 self._progress.finish()
                 outcome = self._engine.cancel(sequence_id)
                 self._take(outcome)
+            except Exception as error:
+                if not self._left:
+                    self._outcome = RowOutcome(sequence_id, error=error)
+                raise
             self._outcome = outcome
         finally:
             self._engine.close(sequence_id)
@@ -87,16 +111,23 @@ class _Run:
 
     def result(self) -> RequestResult:
         """The request as far as it came."""
-        outcome = self._outcome
+        outcome, engine = self._outcome, self._engine
         return RequestResult(
             request_id=self._spec.request_id,
             prompt_ids=tuple(int(token) for token in self._spec.prompt_ids),
             token_ids=tuple(self._tokens),
             text="".join(self._text),
             cause="error" if outcome.error is not None else outcome.cause or "error",
-            detail=outcome.detail,
+            detail=outcome.detail if outcome.error is None else error_code(outcome.error),
             timings=Timings(self._accepted, self._started, self._first, self._last, self._clock()),
             pieces=tuple(self._pieces),
+            params=self._spec.params,
+            level=engine.level,
+            kv_storage=engine.kv_storage,
+            prefill_chunk=engine.settings.chunk,
+            reasoning="".join(self._reasoning) or None,
+            origin=self._origin,
+            warnings=self._warnings,
             logprobs=tuple(self._logprobs),
             error=outcome.error,
         )
@@ -122,6 +153,15 @@ class _Run:
             self._tokens.append(outcome.token)
             if outcome.logprobs is not None:
                 self._logprobs.append(outcome.logprobs)
-        if outcome.text:
-            self._text.append(outcome.text)
-            self._on_text(outcome.text)
+        self._hear(outcome.reasoning, self._reasoning, self._on_reasoning)
+        self._hear(outcome.text, self._text, self._on_text)
+
+    def _hear(self, text: str, so_far: list[str], listener: Listener) -> None:
+        if not text:
+            return
+        so_far.append(text)
+        try:
+            listener(text)
+        except Exception:
+            self._left = True
+            raise

@@ -102,6 +102,10 @@ class Engine:
         return self._kv.stats()
 
     @property
+    def kv_storage(self) -> str:
+        return self._kv.name
+
+    @property
     def open_sequences(self) -> tuple[int, ...]:
         """Ids in the order they were opened."""
         return tuple(row.id for row in self._rows.values() if not row.closing)

@@ -171,6 +171,7 @@ def scripted_engine(
     finish = StandardFinish(
         stream=plan.stream(lambda spec: Detokeniser(tokenizer, skip_special=spec.params.skip_special_tokens)),
         steps=finish_steps or {},
+        clock=clock,
     )
     watching = Observers(plan.observers(observers))
     engine = Engine(
