@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from mlxcel.core.resolve_sampling import acting_order
 from mlxcel.core.result import RequestResult
 
 if TYPE_CHECKING:
-    from mlxcel.core.resolve_sampling import Resolved
     from mlxcel.load import LoadedModel
 
 
@@ -45,49 +45,47 @@ def timings(result: RequestResult) -> dict[str, Any]:
     }
 
 
-def sampling(resolved: Resolved) -> dict[str, Any]:
-    """The values that were applied, as a request may send them back; the stages that ran, in order; where each value
-    came from."""
-    values = attrs.asdict(resolved.params, recurse=False)
-    loop = resolved.params.loop_detection
+def sampling(result: RequestResult) -> dict[str, Any]:
+    """The values that were applied, in the shape in which a request gives them; `order`, the stages that acted;
+    `origin`, where each value came from."""
+    params = result.params
     return {
-        **values,
-        "logit_bias": [[token, False if added is None else added] for token, added in resolved.params.logit_bias],
-        "loop_detection": None if loop is None else attrs.asdict(loop),
+        **attrs.asdict(params, recurse=False),
+        "logit_bias": [[token, False if added is None else added] for token, added in params.logit_bias],
+        "loop_detection": None if params.loop_detection is None else attrs.asdict(params.loop_detection),
         "logits_processors": [
-            {"name": processor.name, "args": json.loads(processor.args)}
-            for processor in resolved.params.logits_processors
+            {"name": processor.name, "args": json.loads(processor.args)} for processor in params.logits_processors
         ],
-        "order": list(resolved.order),
-        "origin": dict(resolved.origin),
+        "order": list(acting_order(params)),
+        "origin": dict(result.origin),
     }
 
 
-def reply(result: RequestResult, model: LoadedModel, resolved: Resolved) -> dict[str, Any]:
+def reply(result: RequestResult, model: LoadedModel) -> dict[str, Any]:
     """The object of `generate --json`, keys in the specified order."""
     load, download = model.times.load, model.times.download
     facts, caps = model.facts, model.caps
     return {
         "text": result.text,
-        "reasoning_content": None,
+        "reasoning_content": result.reasoning,
         "token_ids": list(result.token_ids),
         "prompt_token_ids": list(result.prompt_ids),
         "finish_reason": result.finish_reason,
         "finish_cause": result.cause,
-        "stop_reason": result.detail,
+        "stop_reason": result.stop_reason,
         "usage": usage(result),
         "timings": {**timings(result), "load_ms": _ms(load), "download_ms": _ms(download)},
         "backend": model.backend,
         "model": facts.name,
-        "sampling": sampling(resolved),
-        "warnings": list(resolved.warnings),
+        "sampling": sampling(result),
+        "warnings": list(result.warnings),
         "details": {
             "device": caps.device,
             "platform": caps.platform,
             "dtype": caps.dtype,
-            "level": model.engine.level,
-            "kv_storage": model.kv_storage,
-            "prefill_chunk": model.prefill_chunk,
+            "level": result.level,
+            "kv_storage": result.kv_storage,
+            "prefill_chunk": result.prefill_chunk,
             "model": {
                 "source": facts.source,
                 "format": facts.format,

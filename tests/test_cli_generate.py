@@ -9,7 +9,7 @@ import pytest
 from cli_runs import Cli
 from tiny_checkpoint import write_tiny_llama
 
-import mlxcel.cli.generate
+import mlxcel.cli.reply_output
 
 KEYS = (
     *("text", "reasoning_content", "token_ids", "prompt_token_ids", "finish_reason", "finish_cause", "stop_reason"),
@@ -100,7 +100,7 @@ def test_h_s1_no_limit_ends_at_the_end_or_the_context(cli: Cli, model: Path) -> 
 
 def test_an_interrupt_keeps_what_was_said(cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    write = mlxcel.cli.generate._write
+    write = mlxcel.cli.reply_output.write
 
     def interrupted(text: str) -> None:
         write(text)
@@ -108,7 +108,7 @@ def test_an_interrupt_keeps_what_was_said(cli: Cli, model: Path, monkeypatch: py
         if len(said) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(mlxcel.cli.generate, "_write", interrupted)
+    monkeypatch.setattr(mlxcel.cli.reply_output, "write", interrupted)
     ran = cli("generate", model, "--raw", "-p", "hello", "-n", 20)
     assert ran.code == 130
     assert ran.out == "".join(said[:2]) + "\n"

@@ -249,16 +249,19 @@ def test_only_what_somebody_asked_for_is_said() -> None:
     ("client", "given", "order"),
     [
         ("cli", {}, ()),
-        ("lib", {}, ("temperature",)),
+        ("lib", {}, ()),
+        ("lib", {"temperature": 0.5}, ("temperature",)),
+        ("lib", {"dynatemp_range": 0.5}, ("temperature",)),
         ("srv", {}, ("top_k", "top_p", "min_p", "temperature")),
         ("srv", {"temperature": 0, "repetition_penalty": 2}, ("penalties",)),
         ("srv", {"repetition_penalty": 2, "repeat_last_n": 0}, ("top_k", "top_p", "min_p", "temperature")),
         ("srv", {"mirostat": 2, "dry_multiplier": 1}, ("dry", "temperature", "mirostat")),
         ("srv", {"samplers": ["temperature", "top_p", "min_p"]}, ("temperature", "top_p", "min_p")),
-        ("lib", {"xtc_probability": 1, "xtc_threshold": 0.6}, ("temperature",)),
+        ("lib", {"xtc_probability": 1, "xtc_threshold": 0.6}, ()),
         (
             "lib",
             {
+                "temperature": 2,
                 "presence_penalty": 1,
                 "dry_multiplier": 1,
                 "top_n_sigma": 1,

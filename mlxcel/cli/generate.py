@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import sys
 import time
 from collections.abc import Iterable, Mapping
-from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,12 +22,14 @@ from mlxcel.cli.options import (
     model_argument,
 )
 from mlxcel.cli.prompt_input import PromptInput, read_prompt
+from mlxcel.cli.reply_output import ReplyOutput, utf8_stdout, write
 from mlxcel.cli.sampling_options import given_fields, sampling_options
 from mlxcel.cli.streams import tell
-from mlxcel.errors import ContextTooLong, UsageError
+from mlxcel.errors import UsageError
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
+    from mlxcel.core.request import SequenceSpec
     from mlxcel.core.resolve_sampling import Resolved
     from mlxcel.core.result import RequestResult
     from mlxcel.load import LoadedModel
@@ -51,6 +51,7 @@ log = logging.getLogger("mlxcel.cli")
         ),
         SectionOption(("--token-ids",), metavar="LIST", help="The prompt as ids, 1,15,203.", section="Prompt"),
         *sampling_options(),
+        SectionOption(("--show-reasoning",), is_flag=True, help="Print the model's reasoning too.", section="Output"),
         SectionOption(("--no-stream",), is_flag=True, help="Print the reply at its end.", section="Output"),
         SectionOption(("--no-newline",), is_flag=True, help="No newline behind the reply.", section="Output"),
         SectionOption(("--json", "as_json"), is_flag=True, help="One JSON object instead.", section="Output"),
@@ -71,6 +72,7 @@ def command(
     raw: bool,
     token_ids: str | None,
     strict: bool,
+    show_reasoning: bool,
     no_stream: bool,
     no_newline: bool,
     as_json: bool,
@@ -89,21 +91,26 @@ def command(
     from mlxcel.load import load_model
 
     _resolve(layers, strict=strict and config.generation_config in ("eos", "none"))  # refused before a model is loaded
-    _utf8_stdout()
+    utf8_stdout()
     with load_model(config, context.plugins(), context.progress(), say=context.say) as model:
         resolved = _resolve((("generation_config", model.defaults.sampling), *layers), strict=strict)
         for warning in resolved.warnings:
             context.say(f"warning: {warning}")
-        ids, added = _encode(asked, model, config.chat_template_kwargs, add_special)
-        resolved = _bind(resolved, model, ids, added)
-        _log_settings(config.origins, resolved, model)
-        result = _run(context, model, resolved, ids, stream=not (no_stream or as_json))
+        spec = _spec(asked, model, config.chat_template_kwargs, resolved)
+        _log_settings(config.origins, attrs.evolve(resolved, params=spec.params), model)
+        output = ReplyOutput(show_reasoning and not (spec.reasoning is not None and spec.reasoning.whole))
+        result = _run(context, model, spec, resolved, None if no_stream or as_json else output)
         if as_json and result.error is None:
             from mlxcel.report import reply
 
-            click.echo(json.dumps(reply(result, model, resolved), ensure_ascii=False))
+            click.echo(json.dumps(reply(result, model), ensure_ascii=False))
         elif not as_json:
-            _write((result.text if no_stream else "") + ("" if no_newline else "\n"))
+            if no_stream:
+                output.reasoning(result.reasoning or "")
+                output.text(result.text)
+            write("" if no_newline else "\n")
+            if result.reasoning and not result.text and not show_reasoning:
+                context.say("the reply is reasoning alone: --show-reasoning prints it")
         if config.print_token_ids:
             tell(" ".join(["token ids:", *map(str, result.token_ids)]))
         if result.error is not None:
@@ -141,65 +148,39 @@ def _resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], *, strict: bool) -
     return resolve_sampling("cli", *layers, strict=strict, fresh_seed=lambda: secrets.randbits(63))
 
 
-def _bind(resolved: Resolved, model: LoadedModel, ids: tuple[int, ...], added: bool) -> Resolved:
-    """With the parameters as they apply to this prompt."""
-    from mlxcel.core.bind_params import Caps, bind_params
+def _spec(asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | None, resolved: Resolved) -> SequenceSpec:
+    from mlxcel.core.bind_params import Caps
+    from mlxcel.prepare import Prompt, chat_prompt, raw_prompt, sequence_spec
+    from mlxcel.text.prompt import check_ids
 
-    params = bind_params(
-        resolved.params.clone(add_special_tokens=added),
-        vocab=model.facts.vocab,
-        tokenizer=model.tokenizer,
-        eos_ids=model.ends.ids,
-        prompt_length=len(ids),
-        context=model.facts.context,
-        caps=Caps(max_n=1),
-    )
-    return attrs.evolve(resolved, params=params)
-
-
-def _encode(
-    asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | None, add_special: bool | None
-) -> tuple[tuple[int, ...], bool]:
-    """The prompt's ids, at most what the context holds, and whether the tokenizer was asked to add special tokens."""
-    from mlxcel.text.prompt import check_ids, encode_chat, encode_raw
-
-    if asked.ids is not None:
-        return _fitting(check_ids(asked.ids, model.facts.vocab, field="--token-ids"), model), False
     text = asked.text
     if text is None and model.template is None and asked.raw_text is not None:
         log.info("the model has no chat template: the prompt is taken as it is")
         text = asked.raw_text
-    if text is not None:
-        added = add_special is not False
-        return _fitting(encode_raw(model.tokenizer, text, added).ids, model), added
-    chat = encode_chat(model.tokenizer, model.template, asked.messages or [], kwargs=kwargs, now=time.time())
-    return _fitting(chat.ids, model), False
-
-
-def _fitting(ids: tuple[int, ...], model: LoadedModel) -> tuple[int, ...]:
-    """ContextTooLong goes before anything that is wrong with a reply which cannot begin."""
-    if len(ids) >= model.facts.context:
-        raise ContextTooLong(len(ids), model.facts.context)
-    return ids
+    if asked.ids is not None:
+        prompt = Prompt(check_ids(asked.ids, model.facts.vocab, field="--token-ids"))
+    elif text is not None:
+        prompt = raw_prompt(model, text, resolved.params)
+    else:
+        prompt = chat_prompt(model, asked.messages or [], kwargs=kwargs, now=time.time())
+    return sequence_spec(model, prompt, resolved.params, request_id="generate", caps=Caps(max_n=1))[0]
 
 
 def _run(
-    context: CliContext, model: LoadedModel, resolved: Resolved, ids: tuple[int, ...], *, stream: bool
+    context: CliContext, model: LoadedModel, spec: SequenceSpec, resolved: Resolved, output: ReplyOutput | None
 ) -> RequestResult:
-    import numpy as np
-
-    from mlxcel.core.request import SequenceSpec
     from mlxcel.direct import generate
 
-    spec = SequenceSpec(
-        request_id="generate",
-        prompt_ids=np.asarray(ids, np.int32),
-        params=resolved.params,
-        eos_ids=model.ends.ids,
-    )
-    options: dict[str, Any] = {"on_text": _write} if stream else {}
+    listeners: dict[str, Any] = {} if output is None else {"on_text": output.text, "on_reasoning": output.reasoning}
     return generate(
-        model.engine, spec, planner=model.planner, progress=context.progress(), observers=model.observers, **options
+        model.engine,
+        spec,
+        planner=model.planner,
+        origin=resolved.origin,
+        warnings=resolved.warnings,
+        progress=context.progress(),
+        observers=model.observers,
+        **listeners,
     )
 
 
@@ -209,15 +190,3 @@ def _log_settings(origins: Mapping[str, str], resolved: Resolved, model: LoadedM
     values = [f"{name}={getattr(resolved.params, name)} ({origin})" for name, origin in resolved.origin.items()]
     log.info("sampling: %s", ", ".join(values))
     log.info("ends: %s", ", ".join(f"{token} ({', '.join(of)})" for token, of in sorted(model.ends.sources.items())))
-
-
-def _utf8_stdout() -> None:
-    """Whatever the locale. Newlines stay as the model wrote them; bytes of a path that are no UTF-8 become escapes,
-    which JSON reads."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -73,7 +73,7 @@ def acting_order(params: SamplingParams) -> tuple[str, ...]:
         "top_p": params.top_p < 1,
         "min_p": params.min_p > 0,
         "xtc": params.xtc_probability > 0 and params.xtc_threshold <= 0.5,
-        "temperature": True,
+        "temperature": params.temperature != 1 or params.dynatemp_range > 0,
         "adaptive_p": params.adaptive_target > 0,
     }
     if params.mirostat:
