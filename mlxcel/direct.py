@@ -11,9 +11,13 @@ import numpy as np
 from mlxcel.core.engine import Engine
 from mlxcel.core.observe import Observers
 from mlxcel.core.plan import PrefillPlan, RowOutcome, Span, TokenLogprobs
+from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.result import RequestResult, Timings, error_code
 from mlxcel.core.source import NoProgress, Progress
+from mlxcel.core.tokenizer import Tokenizer
+from mlxcel.errors import BackendFault, RowError
+from mlxcel.text.echo import echoed
 
 Clock = Callable[[], float]
 Listener = Callable[[str], None]
@@ -38,17 +42,22 @@ def generate(
     warnings: tuple[str, ...] = (),
     progress: Progress | None = None,
     observers: Observers | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> RequestResult:
     """Run one sequence to its end and close it, whatever happens.
 
     `on_text` gets text as it becomes final, `on_reasoning` what is split off it. KeyboardInterrupt ends the row with
     cause `cancelled` and returns what was produced. A fault of the row is in `result.error` with cause `error`; what is
     wrong with the request raises from `Engine.open`, before any forward. However it ends, observers hear of it exactly
-    once (spec E20). `origin` and `warnings` of the parameters come back in the result.
+    once (spec E20). `origin` and `warnings` of the parameters come back in the result. A prompt is cut if
+    `truncate_prompt_tokens` says so, and scored first where its log-probabilities are wanted; nothing else runs when
+    `max_tokens` is 0 (spec E9). `tokenizer` is needed for `spec.echo` alone.
     """
+    if spec.echo and tokenizer is None:
+        raise ValueError("a spec with echo needs the tokenizer, which turns the prompt into text")
     run = _Run(engine, spec, clock, on_text, on_reasoning, origin or {}, warnings, progress or NoProgress())
     try:
-        return run.to_end(planner)
+        return run.to_end(planner, tokenizer)
     finally:
         if observers is not None:
             observers.request_finished(run.result())
@@ -68,7 +77,8 @@ class _Run:
         warnings: tuple[str, ...],
         progress: Progress,
     ) -> None:
-        self._engine, self._spec, self._clock = engine, spec, clock
+        self._engine, self._clock = engine, clock
+        self._spec, self._truncated = truncate_prompt(spec, engine.settings.context)
         self._on_text, self._on_reasoning, self._progress = on_text, on_reasoning, progress
         self._origin, self._warnings = origin, warnings
         self._accepted = self._started = clock()
@@ -80,11 +90,19 @@ class _Run:
         self._reasoning: list[str] = []
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         self._pieces: list[Span] = []
 
-    def to_end(self, planner: Planner) -> RequestResult:
+    def to_end(self, planner: Planner, tokenizer: Tokenizer | None) -> RequestResult:
         try:
             sequence_id = self._engine.open(self._spec)
+            if self._spec.prompt_scores is not None:
+                self._engine.close(sequence_id)  # it was refused or not, before any forward; the score needs its place
+                ended = self._score_prompt(self._spec.prompt_scores)
+                if ended is not None:
+                    self._outcome = ended
+                    return self.result()
+                sequence_id = self._engine.open(self._spec)
         except Exception as error:
             self._outcome = RowOutcome(0, cause="rejected", detail=error_code(error))
             raise
@@ -92,6 +110,9 @@ class _Run:
         self._outcome = RowOutcome(sequence_id, cause="cancelled")  # holds if a listener raises
         try:
             try:
+                if tokenizer is not None:
+                    before = echoed(tokenizer, self._spec, whole=self._engine.view(sequence_id).max_new == 0)
+                    self._hear(before, self._text, self._on_text)
                 outcome = self._prefill(sequence_id, planner)
                 while outcome.cause is None and outcome.error is None:
                     outcome = self._engine.step([sequence_id])[0]
@@ -129,8 +150,22 @@ class _Run:
             origin=self._origin,
             warnings=self._warnings,
             logprobs=tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
+            truncated_tokens=self._truncated,
             error=outcome.error,
         )
+
+    def _score_prompt(self, top: int) -> RowOutcome | None:
+        """What ends the request before its row begins, None for nothing."""
+        prompt = self._spec.prompt_ids
+        try:
+            scores = self._engine.score(prompt, 0, top)
+        except KeyboardInterrupt:
+            return RowOutcome(0, cause="cancelled")
+        except (BackendFault, RowError) as error:
+            return RowOutcome(0, error=error)
+        self._prompt_logprobs = (None, *scores.of_tokens(prompt[1:]))
+        return None
 
     def _prefill(self, sequence_id: int, planner: Planner) -> RowOutcome:
         plan = planner.build(self._spec.prompt_ids)

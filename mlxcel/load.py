@@ -31,7 +31,7 @@ from mlxcel.plugins.finish.standard import StandardFinish
 from mlxcel.resolve import ResolvedModel, resolve_model
 from mlxcel.store import ModelStore
 from mlxcel.text.chat_template import ChatTemplate, select_template
-from mlxcel.text.detokeniser import Detokeniser
+from mlxcel.text.echo import reply_stream
 from mlxcel.text.end_ids import EndIds, end_ids
 from mlxcel.text.generation_config import GenerationDefaults
 from mlxcel.unused_tensors import unused_line, unused_tensors
@@ -238,7 +238,7 @@ def _assemble(
         kv=kv,
         sampler=parts.sampler(vocab=vocab, tokenizer=tokenizer, processors=_processors(manager, vocab, tokenizer)),
         finish=StandardFinish(
-            stream=lambda row: Detokeniser(tokenizer, skip_special=row.params.skip_special_tokens),
+            stream=lambda row: reply_stream(tokenizer, row),
             steps=parts.steps,
             clock=clock,
         ),

@@ -15,6 +15,7 @@ class SequenceSpec:
 
     prompt_ids: int32 [P]. `params` has its seed drawn and comes from `bind_params` where it holds texts to be encoded.
     `eos_ids` is the set E of docs/spec/engine.md 5.2. `reasoning` is how the text is split; None: all of it is content.
+    With `echo` the prompt stands in front of the reply: its text, and with `logprobs` its tokens.
     """
 
     request_id: str
@@ -23,3 +24,12 @@ class SequenceSpec:
     eos_ids: frozenset[int] = frozenset()
     choice: int = 0
     reasoning: ReasoningSplit | None = None
+    echo: bool = False
+
+    @property
+    def prompt_scores(self) -> int | None:
+        """How many best ids are wanted at each position of the prompt, -1 for all, None where it is not scored: for
+        `prompt_logprobs`, and for `logprobs` with `echo`."""
+        asked = [self.params.prompt_logprobs, self.params.logprobs if self.echo else None]
+        wanted = [top for top in asked if top is not None]
+        return None if not wanted else -1 if -1 in wanted else max(wanted)

@@ -68,7 +68,7 @@ class Timings:
 @attrs.frozen
 class RequestResult:
     """One sequence, ended. `params` are the effective values, `origin` says where each is from, `warnings` which could
-    not act; level, storage and chunk are those that were used."""
+    not act; level, storage and chunk are those that were used. With `echo` the text begins with the prompt's."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -86,6 +86,8 @@ class RequestResult:
     origin: Mapping[str, str] = attrs.field(factory=dict)
     warnings: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # of each prompt id, none for the first; () if not asked
+    truncated_tokens: int = 0  # ids that `truncate_prompt_tokens` took off the prompt's beginning
     cached_tokens: int = 0
     error: Exception | None = None
 

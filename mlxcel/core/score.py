@@ -1,8 +1,9 @@
 """What a model says of given ids: the log-probability of each token, with nothing drawn and no row left behind.
 
 The ids are the prompt of a row of their own, prefilled by a plan whose pieces give logits at each position from `start`
-on. What a step holds is bounded by cutting pieces, not by a second kind of forward: at R2 and R1 a cut changes no bit
-(spec P3); at R0 it may change last bits, which R0 never promised to keep over chunk sizes.
+on. What a step holds is bounded by cutting pieces, not by a second kind of forward: at R2 a cut changes no bit; at R1
+the cuts are those that a longer piece has anyway (spec P3); at R0 they may change last bits, which R0 never promised to
+keep over chunk sizes.
 """
 
 from __future__ import annotations
@@ -69,13 +70,16 @@ def score_plan(
 ) -> PrefillPlan:
     """A plan over all of `ids` [P] but the last, which has no token behind it, that draws nothing.
 
-    Pieces end at multiples of `chunk`, and from `start` on also at multiples of as many positions as
-    LOGITS_BYTES holds logits of V = `vocab` for. P = 1 has no piece.
+    Pieces end at multiples of `chunk`. From `start` on these are cut further, each from its own beginning, so that no
+    more is scored at once than LOGITS_BYTES holds logits of V = `vocab` for, or than R1 runs at once. P = 1 has no
+    piece.
     """
     end = len(ids) - 1
-    group = max(1, LOGITS_BYTES // (4 * vocab))
-    first = (start // group + 1) * group
-    cuts = {0, end, *range(chunk, end, chunk), *range(first, end, group)}
+    step = caps.r1_tokens if level == "R1" and caps.r1_tokens else 1
+    group = max(1, LOGITS_BYTES // (4 * vocab) // step) * step
+    cuts = {0, end}
+    for begin in range(0, end, chunk):
+        cuts |= {begin, *(cut for cut in range(begin, min(begin + chunk, end), group) if cut > start)}
     pieces = tuple(
         Span(low, high, caps.piece_width(high - low, level)) for low, high in itertools.pairwise(sorted(cuts))
     )

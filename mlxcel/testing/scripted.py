@@ -22,7 +22,7 @@ from mlxcel.core.kv import FullKV, KVLayout, KVSpec, KVStore
 from mlxcel.core.observe import Observer, Observers
 from mlxcel.core.plan import StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
-from mlxcel.core.sampling import Carry, Sampler
+from mlxcel.core.sampling import Carry, LogitsProcessor, Sampler
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.clock import ManualClock
 from mlxcel.testing.faults import FaultPlan
-from mlxcel.text.detokeniser import Detokeniser
+from mlxcel.text.echo import reply_stream
 
 CERTAIN = 60.0
 """Logit of the scripted token, the others being 0: beyond what Gumbel noise (range -2.81 … 22.87) can overcome."""
@@ -159,6 +159,7 @@ def scripted_engine(
     max_consecutive_faults: int = 8,
     faults: FaultPlan | None = None,
     finish_steps: Mapping[str, FinishStep] | None = None,
+    processors: Mapping[str, LogitsProcessor] | None = None,
     observers: Sequence[Observer] = (),
 ) -> ScriptedEngine:
     """The real engine, dense KV, sampler and finish step around a ScriptedBackend; `faults` wraps each of them."""
@@ -169,7 +170,7 @@ def scripted_engine(
     backend = ScriptedBackend(scripts, vocab=vocab, clock=clock, delay=delay, level=level, mixed_steps=mixed_steps)
     kv = DenseKV(kv_spec=SCRIPTED_KV, slots=slots, context=context, page_size=16)
     finish = StandardFinish(
-        stream=plan.stream(lambda spec: Detokeniser(tokenizer, skip_special=spec.params.skip_special_tokens)),
+        stream=plan.stream(lambda spec: reply_stream(tokenizer, spec)),
         steps=finish_steps or {},
         clock=clock,
     )
@@ -178,7 +179,7 @@ def scripted_engine(
         backend=plan.backend(backend),
         kv_spec=SCRIPTED_KV,
         kv=plan.kv(kv),
-        sampler=plan.sampler(ChainSampler(vocab=vocab, tokenizer=tokenizer)),
+        sampler=plan.sampler(ChainSampler(vocab=vocab, tokenizer=tokenizer, processors=processors)),
         finish=plan.finish(finish),
         settings=EngineSettings(
             vocab=vocab, context=context, slots=slots, max_consecutive_faults=max_consecutive_faults
