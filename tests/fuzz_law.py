@@ -34,7 +34,7 @@ from mlxcel.text.end_ids import end_ids
 from mlxcel.text.generation_config import GenerationDefaults
 
 FACTOR: Final = 4
-FLOOR: Final = 24 << 20
+FLOOR: Final = 12 << 20
 """Bytes of address space. Parsed JSON and compiled patterns are many times their text; the files have 20 to 100 kB."""
 
 SECONDS: Final = 30

@@ -110,7 +110,7 @@ FAULTS = {
     "raise BaseException('a panic')": "BaseException",
     "__import__('warnings').warn('overflow')": "UserWarning",
     "__import__('logging').info('%d', 'no number')": "TypeError",
-    "bytearray(fuzz_law.FLOOR + (1 << 20))": "MemoryError",
+    "bytearray(fuzz_law.FLOOR + (1 << 21))": "MemoryError",
     "__import__('numpy').empty(1 << 33, 'u1')": "MemoryError",
     "[bytes(1000) for _ in range(1 << 20)]": "MemoryError",
 }
