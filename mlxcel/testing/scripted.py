@@ -1,12 +1,12 @@
 """A backend that emits given token ids: the cheapest way to meet text, finish and fault cases exactly.
 
 It runs through the whole engine: the script becomes logits, the engine's own sampler draws from them, and everything
-behind the draw is the real thing.
+behind the draw is the real thing. For tests of clients too: docs/testing.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -38,20 +38,24 @@ CERTAIN = 60.0
 
 SCRIPTED_KV = KVSpec((FullKV(kv_heads=1, k_dim=1, v_dim=1),))
 
+Scripts = Mapping[str, Sequence[int]] | Callable[[SequenceSpec], Sequence[int]]
+"""The ids of each row: by its request id, or made from its spec when it is opened."""
+
 
 class ScriptedBackend:
-    """Row `request_id` draws `scripts[request_id][0]`, then `[1]` …, whatever is fed. Where positions of a prompt are
-    scored, each is certain of the token behind it; `Engine.score` needs no script.
+    """A row draws the first id of its script, then the second …, whatever is fed. A row without a script is not opened
+    (KeyError); a step behind its last id fails. Where positions of a prompt are scored, each is certain of the token
+    behind it; `Engine.score` needs no script.
 
     `steps` counts the forwards that were started, `tokens` the tokens they were given. `delay` seconds pass on `clock`
-    when a step is read.
+    when a step is read. Without `vocab` the V of the model that is loaded counts.
     """
 
     def __init__(
         self,
-        scripts: Mapping[str, Sequence[int]],
+        scripts: Scripts,
         *,
-        vocab: int,
+        vocab: int = 0,
         clock: ManualClock | None = None,
         delay: float = 0.0,
         level: Level = "R2",
@@ -61,7 +65,7 @@ class ScriptedBackend:
         self._vocab = vocab
         self._clock = clock or ManualClock()
         self._delay = delay
-        self._rows: dict[int, SequenceSpec] = {}
+        self._rows: dict[int, tuple[SequenceSpec, Sequence[int]]] = {}  # by slot, with the script
         self._last = np.zeros(0, np.int32)
         self._observed = np.zeros(0, np.float32)
         self._sampler: Sampler | None = None
@@ -88,6 +92,7 @@ class ScriptedBackend:
 
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         """A script has no weights."""
+        self._vocab = self._vocab or config.vocab_size
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -95,9 +100,16 @@ class ScriptedBackend:
         self._observed = np.zeros(layout.slots, np.float32)
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
-        if spec.request_id not in self._scripts and spec.request_id != score.REQUEST_ID:
+        self._rows[slot] = (spec, self._script(spec))
+
+    def _script(self, spec: SequenceSpec) -> Sequence[int]:
+        if spec.request_id == score.REQUEST_ID:
+            return ()
+        if callable(self._scripts):
+            return self._scripts(spec)
+        if spec.request_id not in self._scripts:
             raise KeyError(f"no script for request {spec.request_id!r}: there are {sorted(self._scripts)}")
-        self._rows[slot] = spec
+        return self._scripts[spec.request_id]
 
     def release(self, slot: int) -> None:
         del self._rows[slot]
@@ -109,8 +121,7 @@ class ScriptedBackend:
             raise RuntimeError("start() was not called")
         logits = np.zeros((len(plan.draw_rows), self._vocab), np.float32)
         for place, row in enumerate(plan.draw_rows):
-            spec = self._rows[int(plan.slots[row])]
-            script = self._scripts.get(spec.request_id, ())
+            spec, script = self._rows[int(plan.slots[row])]
             index = int(plan.positions[plan.logits_rows[place]]) + 1 - len(spec.prompt_ids)
             if index < 0:  # a position of the prompt that is scored
                 logits[place, spec.prompt_ids[index]] = CERTAIN
@@ -147,7 +158,7 @@ class ScriptedEngine:
 
 
 def scripted_engine(
-    scripts: Mapping[str, Sequence[int]],
+    scripts: Scripts,
     *,
     tokenizer: Tokenizer,
     vocab: int | None = None,
@@ -162,7 +173,8 @@ def scripted_engine(
     processors: Mapping[str, LogitsProcessor] | None = None,
     observers: Sequence[Observer] = (),
 ) -> ScriptedEngine:
-    """The real engine, dense KV, sampler and finish step around a ScriptedBackend; `faults` wraps each of them."""
+    """The real engine, dense KV, sampler and finish step around a ScriptedBackend; `faults` wraps each of them. V is
+    `vocab`, or the tokenizer's size."""
     clock = ManualClock()
     vocab = vocab or tokenizer.size
     plan = faults or FaultPlan(())
