@@ -94,3 +94,15 @@ def test_greedy_streams_are_the_golden_ones(loaded, model, case):
         mine = dict(ours.top)
         for token, value in theirs:
             assert mine[token] == pytest.approx(value, abs=LOGPROB_TOLERANCES[model])
+
+
+@pytest.mark.parametrize(("model", "case"), cases())
+def test_h_h1_h_h5_scores_are_the_golden_ones(loaded, model, case):
+    """H-H1 and H-H5: of the reply's first tokens, given as part of the prompt. No gap of two ids matters here."""
+    engine, *_ = loaded(model)
+    theirs = case["top5_logprobs"]
+    ids = np.array([*case["prompt_ids"], *case["greedy_ids"][: len(theirs)]], np.int32)
+    found = engine.score(ids, len(case["prompt_ids"]) - 1, 5)
+    values = np.array([[value for _, value in top] for top in theirs])
+    np.testing.assert_allclose(found.logprobs, values[:, 0], rtol=0, atol=LOGPROB_TOLERANCES[model])
+    np.testing.assert_allclose(found.top_logprobs, values, rtol=0, atol=LOGPROB_TOLERANCES[model])
