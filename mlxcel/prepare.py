@@ -46,23 +46,25 @@ def chat_prompt(
 
 def sequence_spec(
     model: LoadedModel, prompt: Prompt, params: SamplingParams, *, request_id: str, caps: Caps
-) -> tuple[SequenceSpec, int]:
-    """The spec, complete, and how many tokens of the prompt are left out because `truncate_prompt_tokens` asks for it.
+) -> SequenceSpec:
+    """The spec, complete; its parameters are those that are reported. Its prompt is whole: the client that runs it cuts
+    it where `truncate_prompt_tokens` asks for that.
 
-    RequestError for what this model, prompt or operator does not allow; its parameters are those that are reported.
+    RequestError for what this model, prompt or operator does not allow.
     """
     template = model.template.source if model.template is not None else None
     split = reasoning_split(params.reasoning_format, template=template, prompt=prompt.text, messages=prompt.messages)
-    asked = SequenceSpec(request_id, np.asarray(prompt.ids, np.int32), params, model.ends.ids, reasoning=split)
-    spec, cut = truncate_prompt(asked, model.facts.context)
-    check_prompt(spec.prompt_ids, vocab=model.facts.vocab, context=model.facts.context)
+    spec = SequenceSpec(request_id, np.asarray(prompt.ids, np.int32), params, model.ends.ids, reasoning=split)
+    vocab, context = model.facts.vocab, model.facts.context
+    fed = truncate_prompt(spec, context)[0].prompt_ids
+    check_prompt(fed, vocab=vocab, context=context)
     bound = bind_params(
         params.clone(add_special_tokens=prompt.added),
-        vocab=model.facts.vocab,
+        vocab=vocab,
         tokenizer=model.tokenizer,
         eos_ids=model.ends.ids,
-        prompt_length=len(spec.prompt_ids),
-        context=model.facts.context,
+        prompt_length=len(fed),
+        context=context,
         caps=caps,
     )
-    return attrs.evolve(spec, params=bound), cut
+    return attrs.evolve(spec, params=bound)

@@ -163,7 +163,7 @@ def _spec(asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | No
         prompt = raw_prompt(model, text, resolved.params)
     else:
         prompt = chat_prompt(model, asked.messages or [], kwargs=kwargs, now=time.time())
-    return sequence_spec(model, prompt, resolved.params, request_id="generate", caps=Caps(max_n=1))[0]
+    return sequence_spec(model, prompt, resolved.params, request_id="generate", caps=Caps(max_n=1))
 
 
 def _run(
