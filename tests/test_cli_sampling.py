@@ -104,6 +104,29 @@ def test_h_c4_overriding_a_field_leaves_the_ends_in_force(
         assert ended["sampling"]["origin"]["temperature"] == "flag"
 
 
+def test_h_c3_ignoring_ends_ignores_those_of_every_file(cli: Cli, model: Path) -> None:
+    """H-C3, H-C7, spec F6, F7: none of them is drawn; a stop that the user names still works."""
+    ended = reply(cli, model, "-n", 3, "-l", f"{END}+100", "--ignore-eos")
+    assert (ended["finish_cause"], len(ended["token_ids"])) == ("max_tokens", 3)
+    assert not {1, 3, END} & set(ended["token_ids"])
+    stopped = reply(cli, model, "-n", 3, "-l", f"{END}+100", "--ignore-eos", "--stop-token-id", END)
+    assert (stopped["finish_cause"], stopped["stop_reason"], stopped["token_ids"]) == ("stop_token", END, [])
+    later = reply(cli, model, "-n", 5, "-l", f"{END}+100", "--min-tokens", 2)
+    assert (later["finish_cause"], len(later["token_ids"])) == ("eos", 2)
+
+
+@pytest.mark.parametrize(("asked", "count"), [("0", 0), ("1", 1), ("7", 7)])
+def test_h_i5_a_reply_has_as_many_tokens_as_were_asked_for(cli: Cli, model: Path, asked: str, count: int) -> None:
+    ended = reply(cli, model, "-n", asked, "--ignore-eos")
+    assert (ended["finish_cause"], ended["finish_reason"], len(ended["token_ids"])) == ("max_tokens", "length", count)
+
+
+def test_h_i5_more_than_fits_ends_with_the_context(cli: Cli, model: Path) -> None:
+    for asked in (-1, 2**40, 2**63 - 1):
+        ended = reply(cli, model, "-n", asked, "--ignore-eos", "-c", "32")
+        assert (ended["finish_cause"], ended["usage"]["total_tokens"]) == ("context", 32)
+
+
 def test_do_sample_false_is_greedy(cli: Cli, model: Path, tmp_path: Path) -> None:
     """docs/spec/clients.md 0.1."""
     other = tmp_path / "other.json"
