@@ -43,7 +43,7 @@ class Window:
     """Ring slots asked for and not yet here, at most. The ring holds more: what has come waits there for the end of a
     barrier. What has not come makes everything else that goes to memory wait, the barrier's own messages first."""
 
-    wide: int = 4
+    wide: int = 3
     narrow: int = 2  # while the first `steps` of a phase are asked for: the other warpgroup is at the barrier then
     steps: int = 4
 
