@@ -148,6 +148,7 @@ def stream(tiles, x, *extra, weight, form=Form(), num_sms=132):
     N = x.shape[1] if form.prologue == "norm" else x.shape[0]
     part_depth, part_steps = D // S, D // S // STEP
     item_steps, clustered = part_steps * pair, form.cluster and S > 1
+    adds = form.epilogue == "residual" and (clustered or S == 1)
     blocks = F // TILE * S if clustered else min(num_sms // S * S, F // TILE * S // pair)
     slots = ring_slots(weight, N)
     if N not in (8, 16, 32) or slots < 3:
@@ -237,7 +238,7 @@ def stream(tiles, x, *extra, weight, form=Form(), num_sms=132):
                 return sums if scale is None else sums * scale
 
             def finish(total, tile, old, gain):
-                if form.epilogue == "residual":
+                if adds:
                     finish_residual(total, old, gain, tile, *out_g)
                 else:
                     store_tokens(out_g[0].at[:, pl.ds(tile * TILE, TILE)], total)
@@ -245,9 +246,9 @@ def stream(tiles, x, *extra, weight, form=Form(), num_sms=132):
             def item(n, carry):
                 tile = lax.div(block + n * blocks, jnp.int32(S))
                 rows = pl.ds(tile * TILE, TILE)
-                if clustered:
-                    old = load(residual_g.at[rows]) if residual_g is not None else None
-                    gain = load(gain_g.at[rows], WGMMA.reduce(1)) if gain_g is not None else None
+                old, gain = None, None
+                if adds:
+                    old, gain = load(residual_g.at[rows]), load(gain_g.at[rows], WGMMA.reduce(1))
                 sums = product(n * item_steps)
                 if weight.gated:
                     store_tokens(out_g[0].at[:, rows], silu(sums) * product(n * item_steps + part_steps))
@@ -270,7 +271,7 @@ def stream(tiles, x, *extra, weight, form=Form(), num_sms=132):
                 elif S > 1:
                     store(out_g[0].at[part, rows], sums)
                 else:
-                    finish(sums, tile, None, None)
+                    finish(sums, tile, old, gain)
                 return carry
 
             lax.fori_loop(0, items, item, 0)
@@ -289,7 +290,7 @@ def stream(tiles, x, *extra, weight, form=Form(), num_sms=132):
 
     if S > 1 and not clustered:
         out = [jax.ShapeDtypeStruct((S, F, N), jnp.float32)]
-    elif form.epilogue == "residual":
+    elif adds:
         out = residual_types(weight, N)
     else:
         out = [jax.ShapeDtypeStruct((N, F // pair), jnp.bfloat16)]
@@ -315,7 +316,7 @@ def stream(tiles, x, *extra, weight, form=Form(), num_sms=132):
         thread_name="thread",
         compiler_params=LANE,
     )(tiles, x, *extra)
-    return result if form.epilogue == "residual" and (clustered or S == 1) else result[0]
+    return result if adds else result[0]
 
 
 @functools.partial(jax.jit, static_argnames=("weight", "form"))
