@@ -51,7 +51,9 @@ def sample(flag: SamplingFlag) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("flag", "spelled"), [(flag, spelled) for flag in SAMPLING_FLAGS for spelled in flag.flags], ids=str
+    ("flag", "spelled"),
+    [(flag, spelled) for flag in SAMPLING_FLAGS for spelled in flag.flags],
+    ids=lambda part: part if isinstance(part, str) else part.field,
 )
 def test_every_spelling_reaches_its_field(flag: SamplingFlag, spelled: str) -> None:
     """docs/spec/clients.md 1.10, test 14: the flag and the keyword are one value, by one validation."""
