@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mlxcel.core.resolve_sampling import acting_order
+from mlxcel.core.acting_order import acting_order
 from mlxcel.core.result import RequestResult
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def timings(result: RequestResult) -> dict[str, Any]:
     }
 
 
-def sampling(result: RequestResult) -> dict[str, Any]:
+def sampling(result: RequestResult, vocab: int) -> dict[str, Any]:
     """The values that were applied, in the shape in which a request gives them; `order`, the stages that acted;
     `origin`, where each value came from."""
     params = result.params
@@ -56,7 +56,7 @@ def sampling(result: RequestResult) -> dict[str, Any]:
         "logits_processors": [
             {"name": processor.name, "args": json.loads(processor.args)} for processor in params.logits_processors
         ],
-        "order": list(acting_order(params)),
+        "order": list(acting_order(params, vocab)),
         "origin": dict(result.origin),
     }
 
@@ -77,7 +77,7 @@ def reply(result: RequestResult, model: LoadedModel) -> dict[str, Any]:
         "timings": {**timings(result), "load_ms": _ms(load), "download_ms": _ms(download)},
         "backend": model.backend,
         "model": facts.name,
-        "sampling": sampling(result),
+        "sampling": sampling(result, facts.vocab),
         "warnings": list(result.warnings),
         "details": {
             "device": caps.device,

@@ -132,3 +132,15 @@ def test_a_value_that_asks_for_nothing_is_compared_with_its_type() -> None:
     for request in ({"n": 3, "best_of": 1}, {"best_of": 2}, {"best_of": True}, {"use_beam_search": 0}):
         with pytest.raises(UnsupportedField):
             canonical(request)
+
+
+def test_the_first_error_of_a_request_is_the_one_that_is_told() -> None:
+    """docs/spec/clients.md 3.4."""
+    for request, field in (
+        ({"top_p": 3, "grammar": "x", "top_k": -5}, "top_p"),
+        ({"grammar": "x", "top_p": 3}, "grammar"),
+        ({"n_predict": 3, "max_tokens": 4, "top_p": 3}, "max_tokens"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            canonical(request)
+        assert caught.value.field == field

@@ -10,6 +10,7 @@ import attrs
 import parameter_tables
 import pytest
 
+from mlxcel.core.acting_order import acting_order
 from mlxcel.core.param_table import CLIENT_DEFAULTS, CLIENTS, FIELDS, RULES
 from mlxcel.core.params import LoopDetection, SamplingParams
 from mlxcel.core.resolve_sampling import Resolved, resolve_sampling
@@ -180,9 +181,9 @@ IDLE = [
     ({"xtc_threshold": 0.2}, {"xtc_threshold": "xtc_probability is 0"}),
     ({"dynatemp_exponent": 2}, {"dynatemp_exponent": "dynatemp_range is 0"}),
     ({"adaptive_decay": 0.5}, {"adaptive_decay": "adaptive_target is off"}),
-    ({"repeat_last_n": 5}, {"repeat_last_n": "no penalty that looks at a window is on"}),
+    ({"repeat_last_n": 5}, {"repeat_last_n": "no penalty that looks at a window acts"}),
     ({"repeat_last_n": 5, "window_presence_penalty": 1}, {}),
-    ({"repeat_last_n": 5, "presence_penalty": 1}, {"repeat_last_n": "no penalty that looks at a window is on"}),
+    ({"repeat_last_n": 5, "presence_penalty": 1}, {"repeat_last_n": "no penalty that looks at a window acts"}),
     ({"repeat_last_n": 0, "repetition_penalty": 1.5}, {"repetition_penalty": "repeat_last_n is 0"}),
     (
         {"dry_base": 2, "dry_sequence_breakers": []},
@@ -190,11 +191,42 @@ IDLE = [
     ),
     ({"dry_multiplier": 1, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": -1}, {}),
     ({"dry_multiplier": 1, "dry_penalty_last_n": 0}, {"dry_multiplier": "dry_penalty_last_n is 0"}),
-    ({"min_keep": 2, "temperature": 1, "top_k": 3}, {"min_keep": "no filter that it holds back is on"}),
+    ({"min_keep": 2, "temperature": 1, "top_k": 3}, {"min_keep": "no filter that it holds back acts"}),
     ({"min_keep": 2, "temperature": 1, "top_p": 0.3}, {}),
-    ({"logprobs_mode": "processed"}, {"logprobs_mode": "no log-probabilities are asked for"}),
+    ({"logprobs_mode": "processed"}, {"logprobs_mode": "no log-probabilities of the reply are asked for"}),
     ({"logprobs_mode": "processed", "logprobs": 0}, {}),
-    ({"post_sampling_probs": True}, {"post_sampling_probs": "no log-probabilities are asked for"}),
+    ({"post_sampling_probs": True}, {"post_sampling_probs": "no log-probabilities of the reply are asked for"}),
+    (
+        {"dry_multiplier": 1, "dry_penalty_last_n": 0, "dry_base": 2},
+        {"dry_multiplier": "dry_penalty_last_n is 0", "dry_base": "DRY does not act"},
+    ),
+    (
+        {"dry_multiplier": 1, "dry_penalty_last_n": 5, "samplers": []},
+        {"dry_multiplier": "samplers leaves out dry", "dry_penalty_last_n": "DRY does not act"},
+    ),
+    (
+        {"xtc_probability": 0.5, "xtc_threshold": 0.3},
+        {"xtc_probability": GREEDY, "xtc_threshold": "XTC does not act"},
+    ),
+    (
+        {"temperature": 1, "adaptive_target": 0.5, "adaptive_decay": 0.1, "samplers": ["top_k"]},
+        {"adaptive_target": "samplers leaves out adaptive_p", "adaptive_decay": "adaptive-p does not act"},
+    ),
+    (
+        {"top_k": 1, "dynatemp_range": 0.5, "dynatemp_exponent": 2},
+        {"dynatemp_range": GREEDY, "dynatemp_exponent": "the temperature does not act"},
+    ),
+    (
+        {"temperature": 1, "min_keep": 2, "top_p": 0.5, "samplers": ["top_k"]},
+        {"min_keep": "no filter that it holds back acts", "top_p": "samplers leaves out top_p"},
+    ),
+    (
+        {"repetition_penalty": 2, "repeat_last_n": 5, "samplers": []},
+        {
+            "repetition_penalty": "samplers leaves out penalties",
+            "repeat_last_n": "no penalty that looks at a window acts",
+        },
+    ),
     ({"include_stop_str_in_output": True}, {"include_stop_str_in_output": "there is no stop string"}),
     ({"include_stop_str_in_output": True, "stop": ["x"]}, {}),
     ({"samplers": ["temperature"], "temperature": 1, "top_k": 5}, {"top_k": "samplers leaves out top_k"}),
@@ -278,4 +310,4 @@ def test_only_what_somebody_asked_for_is_said() -> None:
 )
 def test_h_e12_the_order_that_ran_is_reported(client: str, given: dict[str, Any], order: tuple[str, ...]) -> None:
     """Spec S1, S32: what is left out, off, or inert under mirostat is not in it."""
-    assert resolved(client, **given).order == order
+    assert acting_order(resolved(client, **given).params) == order

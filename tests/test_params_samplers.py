@@ -74,20 +74,6 @@ def test_every_transposition_of_the_whole_list_is_refused(place: int) -> None:
         SamplingParams(samplers=names)
 
 
-def test_where_the_temperature_stands() -> None:
-    """Spec S2: before the first filter the filters see the tempered row; anywhere else they do not."""
-    for names, first in (
-        (None, False),
-        (("temperature", "top_k"), True),
-        (("dry", "temperature", "xtc", "adaptive_p"), True),
-        (("top_k", "temperature"), False),
-        (("temperature", "adaptive_p"), False),
-        (("temperature",), False),
-        ((), False),
-    ):
-        assert SamplingParams(samplers=names).tempered_first is first
-
-
 def test_each_stage_has_a_letter() -> None:
     assert "".join(SEQUENCE_LETTERS) == "edskypmxta"
     assert tuple(SEQUENCE_LETTERS.values()) == STAGE_NAMES

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from mlxcel.core.acting_order import acting_order, looks_at_a_window
 from mlxcel.core.params import GREEDY_TEMPERATURE, SamplingParams
 from mlxcel.core.stage_order import STAGE_NAMES
 
@@ -28,8 +29,8 @@ STAGE_FIELDS = {
 
 FILTER_FIELDS = ("top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc_probability")
 
-_WINDOWED = ("repetition_penalty", "window_presence_penalty", "window_frequency_penalty")
-_DRY = ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
+WINDOWED = ("repetition_penalty", "window_presence_penalty", "window_frequency_penalty")
+DRY = ("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
 
 
 def inert(params: SamplingParams, said: frozenset[str]) -> dict[str, str]:
@@ -76,23 +77,28 @@ def _reasons(params: SamplingParams) -> Iterator[tuple[tuple[str, ...], str]]:
 
 def _companions(params: SamplingParams) -> Iterator[tuple[tuple[str, ...], str]]:
     """Fields that only shape what another one switches on."""
-    if params.xtc_probability == 0:
-        yield ("xtc_threshold",), "xtc_probability is 0"
+    acting = acting_order(params)
+    if "xtc" not in acting:
+        yield ("xtc_threshold",), "xtc_probability is 0" if params.xtc_probability == 0 else "XTC does not act"
     if params.dynatemp_range == 0:
         yield ("dynatemp_exponent",), "dynatemp_range is 0"
-    if params.adaptive_target < 0:
-        yield ("adaptive_decay",), "adaptive_target is off"
+    elif "temperature" not in acting:
+        yield ("dynatemp_exponent",), "the temperature does not act"
+    if "adaptive_p" not in acting:
+        yield ("adaptive_decay",), "adaptive_target is off" if params.adaptive_target < 0 else "adaptive-p does not act"
     if params.repeat_last_n == 0:
-        yield _WINDOWED, "repeat_last_n is 0"
-    if all(not _asks(params, field) for field in _WINDOWED):
-        yield ("repeat_last_n",), "no penalty that looks at a window is on"
+        yield WINDOWED, "repeat_last_n is 0"
+    if not looks_at_a_window(params) or not params.runs("penalties"):
+        yield ("repeat_last_n",), "no penalty that looks at a window acts"
     if params.dry_penalty_last_n == 0:
         yield ("dry_multiplier",), "dry_penalty_last_n is 0"
     if params.dry_multiplier == 0:
-        yield _DRY, "dry_multiplier is 0"
-    if not any(_asks(params, field) for field in ("typical_p", "top_p", "min_p", "xtc_probability")):
-        yield ("min_keep",), "no filter that it holds back is on"
+        yield DRY, "dry_multiplier is 0"
+    elif "dry" not in acting:
+        yield tuple(field for field in DRY if getattr(params, field) != 0), "DRY does not act"
+    if not {"typ_p", "top_p", "min_p", "xtc"}.intersection(acting):
+        yield ("min_keep",), "no filter that it holds back acts"
     if params.logprobs is None:
-        yield ("post_sampling_probs", "logprobs_mode"), "no log-probabilities are asked for"
+        yield ("post_sampling_probs", "logprobs_mode"), "no log-probabilities of the reply are asked for"
     if not params.stop:
         yield ("include_stop_str_in_output",), "there is no stop string"

@@ -99,13 +99,13 @@ def one_of(*names: str, spellings: dict[str, str] | None = None) -> Rule:
 TOKEN_ID = whole(0, MOST_ID, "of 0 or more, a token id")
 
 
-def ids(most: int | None, words: str, *, empty: bool = True) -> Rule:
+def ids(most: int, words: str, *, empty: bool = True) -> Rule:
     """A list of token ids, each once, in order."""
 
     def read(field: str, value: Any) -> tuple[int, ...]:
         if not isinstance(value, list | tuple | set | frozenset):
             raise refused(field, words, value)
-        if (most is not None and len(value) > most) or not (value or empty):
+        if len(value) > most or not (value or empty):
             raise too_many(field, words, len(value))
         return tuple(sorted({TOKEN_ID(f"{field}[{place}]", item) for place, item in enumerate(value)}))
 

@@ -31,6 +31,9 @@ _PENALTY = real(-2, 2, "from -2 to 2")
 _SHARE = real(0, 1, "from 0 to 1")
 _LOGPROBS = optional(whole(-1, MOST_ID, "from 0 to the cap, or -1 for the whole vocabulary"))
 _MODES = {"raw_logprobs": "raw", "processed_logprobs": "processed"}
+MOST_ALLOWED: Final = 1 << 20
+"""More than any vocabulary has."""
+
 _MUCH = 1e9  # beyond any use, and far from where float32 overflows
 
 FIELDS: Final = (
@@ -70,7 +73,7 @@ FIELDS: Final = (
     Field("dry_sequence_breakers", strings(64, 40, "at most 64 strings of 1 to 40 bytes")),
     Field("logit_bias", records.LOGIT_BIAS),
     Field("bad_words", strings(256, 1024, "at most 256 strings of 1 to 1024 bytes")),
-    Field("allowed_token_ids", optional(ids(None, "a list of token ids, at least one", empty=False))),
+    Field("allowed_token_ids", optional(ids(MOST_ALLOWED, f"a list of 1 to {MOST_ALLOWED} token ids", empty=False))),
     Field("stop", strings(64, 1024, "at most 64 strings of 1 to 1024 bytes"), ("stop_sequences",)),
     Field("stop_token_ids", ids(64, "a list of at most 64 token ids")),
     Field("include_stop_str_in_output", flag()),

@@ -8,7 +8,7 @@ import attrs
 
 from mlxcel.core.param_records import LogitBias, LoopDetection, Processor
 from mlxcel.core.param_table import RULES
-from mlxcel.core.stage_order import FIRST_FILTER, LAST_FILTER, STAGE_NAMES, tempered_first
+from mlxcel.core.stage_order import FIRST_FILTER, LAST_FILTER, STAGE_NAMES
 from mlxcel.errors import RequestError
 
 __all__ = [
@@ -115,11 +115,6 @@ class SamplingParams:
     def runs(self, stage: str) -> bool:
         """Whether `samplers` leaves a stage in."""
         return self.samplers is None or stage in self.samplers
-
-    @property
-    def tempered_first(self) -> bool:
-        """Whether the temperature divides before the filters, not before the draw (spec S2)."""
-        return self.samplers is not None and tempered_first(self.samplers)
 
     def clone(self, **changes: Any) -> SamplingParams:
         """The same with some fields changed, validated again."""

@@ -40,31 +40,29 @@ nothing."""
 
 
 def canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling fields of a request by our names, those that were given: null is "not given". Others are left out.
+    """The sampling fields of a request by our names, those that were given: null is "not given". Others are left out;
+    the first error in the request's order is raised.
 
     `logprobs` may be OpenAI's boolean with `top_logprobs`. UnsupportedField for one of REFUSED; RequestError, with the
     name that the request uses, for a value out of range, and for two names of one field with different values (S8).
     """
-    for name, (reason, idle) in REFUSED.items():
-        value = fields.get(name)
-        idle = (fields.get("n") or 1,) if name == "best_of" else idle
-        if value is not None and not any(_same(value, other) for other in idle):
-            raise UnsupportedField(f"{name} is not supported: {reason}", field=name, hint="leave it out")
-    given = _counted_logprobs({name: fields[name] for name in fields if name in OUR_NAME and fields[name] is not None})
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}
-    for name, value in given.items():
-        field = OUR_NAME[name]
-        value = RULES[field](name, value)
-        if field in values and values[field] != value:
+    for name, value in _counted_logprobs({name: value for name, value in fields.items() if value is not None}).items():
+        if name in REFUSED:
+            _refuse(name, value, fields)
+        field = OUR_NAME.get(name)
+        if field is None:
+            continue
+        read = RULES[field](name, value)
+        if values.get(field, read) != read:
             first = spelled[field]
             raise RequestError(
-                f"{first} and {name} are one field, and their values differ: {shown(given[first])} and "
-                f"{shown(given[name])}",
+                f"{first} and {name} are one field, and their values differ: {shown(values[field])} and {shown(read)}",
                 field=name,
                 hint="give one of them",
             )
-        values[field] = value
+        values[field] = read
         spelled.setdefault(field, name)
     if values.get("post_sampling_probs") and values.get("logprobs_mode") == "raw":
         raise RequestError(
@@ -73,6 +71,14 @@ def canonical(fields: Mapping[str, Any]) -> dict[str, Any]:
             hint="give one of them",
         )
     return values
+
+
+def _refuse(name: str, value: Any, fields: Mapping[str, Any]) -> None:
+    reason, idle = REFUSED[name]
+    if name == "best_of":
+        idle = (fields.get("n") or 1,)
+    if not any(_same(value, other) for other in idle):
+        raise UnsupportedField(f"{name} is not supported: {reason}", field=name, hint="leave it out")
 
 
 def _same(value: Any, other: Any) -> bool:

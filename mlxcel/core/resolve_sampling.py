@@ -10,7 +10,6 @@ import attrs
 from mlxcel.core.inert import inert
 from mlxcel.core.param_table import CLIENT_DEFAULTS, RULES
 from mlxcel.core.params import SamplingParams
-from mlxcel.core.stage_order import STAGE_NAMES
 from mlxcel.errors import RequestError
 
 NOT_SAID = frozenset({"default", "generation_config"})
@@ -24,11 +23,6 @@ class Resolved:
     params: SamplingParams
     origin: Mapping[str, str]
     warnings: tuple[str, ...] = ()
-
-    @property
-    def order(self) -> tuple[str, ...]:
-        """The stages that act on this row, as they run: names of `samplers`, and "mirostat"."""
-        return acting_order(self.params)
 
 
 def resolve_sampling(
@@ -58,27 +52,3 @@ def resolve_sampling(
     if params.seed == -1:
         params = params.clone(seed=fresh_seed())
     return Resolved(params, origin, tuple(warnings.values()))
-
-
-def acting_order(params: SamplingParams) -> tuple[str, ...]:
-    """What runs for a row with these parameters, in order (spec S1, S32): a greedy row leaves after the penalties."""
-    windows = params.repetition_penalty != 1 or params.window_presence_penalty or params.window_frequency_penalty
-    penalties = params.presence_penalty or params.frequency_penalty or (windows and params.repeat_last_n)
-    on = {
-        "penalties": bool(penalties),
-        "dry": params.dry_multiplier > 0 and params.dry_penalty_last_n != 0,
-        "top_n_sigma": params.top_n_sigma > 0,
-        "top_k": params.top_k > 0,
-        "typ_p": params.typical_p < 1,
-        "top_p": params.top_p < 1,
-        "min_p": params.min_p > 0,
-        "xtc": params.xtc_probability > 0 and params.xtc_threshold <= 0.5,
-        "temperature": params.temperature != 1 or params.dynatemp_range > 0,
-        "adaptive_p": params.adaptive_target > 0,
-    }
-    if params.mirostat:
-        return (*(name for name in ("penalties", "dry", "temperature") if on[name]), "mirostat")
-    names = params.samplers if params.samplers is not None else STAGE_NAMES
-    if params.greedy:
-        names = tuple(name for name in names if name in ("penalties", "dry"))
-    return tuple(name for name in names if on[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxcel.core.param_rules import Rule, refused
+from mlxcel.core.param_rules import Rule, refused, too_many
 from mlxcel.errors import RequestError, shown
 
 STAGE_NAMES = (
@@ -13,7 +13,6 @@ STAGE_NAMES = (
 """Names that `samplers` knows, in the one order they may stand in (spec S1)."""
 
 FIRST_FILTER, LAST_FILTER = STAGE_NAMES.index("top_n_sigma"), STAGE_NAMES.index("xtc")
-FILTER_NAMES = STAGE_NAMES[FIRST_FILTER : LAST_FILTER + 1]
 
 SEQUENCE_LETTERS = dict(zip("edskypmxta", STAGE_NAMES, strict=True))
 """Letters of `--sampling-seq`."""
@@ -27,6 +26,8 @@ def _read(field: str, value: Any) -> tuple[str, ...] | None:
         return None
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise refused(field, _WORDS, value)
+    if len(value) > len(STAGE_NAMES):
+        raise too_many(field, _WORDS, len(value))
     unknown = [name for name in value if name not in _PLACE]
     if unknown:
         raise RequestError(f"{field}: no stage is called {shown(unknown[0])}; it must be {_WORDS}", field=field)
@@ -53,9 +54,3 @@ def in_order(names: tuple[str, ...]) -> bool:
     before, after = places[:at], places[at + 1 :]
     in_turn = before + after == sorted(before + after)
     return in_turn and all(place < FIRST_FILTER for place in before) and all(place >= FIRST_FILTER for place in after)
-
-
-def tempered_first(names: tuple[str, ...]) -> bool:
-    """Whether the filters see the tempered row: `temperature` stands before one of them (spec S2)."""
-    after = names[names.index("temperature") + 1 :] if "temperature" in names else ()
-    return any(name in FILTER_NAMES for name in after)
