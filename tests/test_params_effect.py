@@ -264,3 +264,45 @@ def test_reasoning_is_split_off(reasoning_format: str) -> None:
     said = scripted(reasoning_format=reasoning_format)
     assert said.reasoning == "why"
     assert said.text.startswith("a\n" if reasoning_format == "deepseek" else "<think>why</think>a\n")
+
+
+LEAST, MOST = 1.2e-38, 1e9
+EDGES: list[dict[str, Any]] = [
+    {"temperature": 1e-5},
+    {"temperature": 100},
+    {"typical_p": LEAST},
+    {"top_p": 5e-324},
+    {"min_p": 5e-324},
+    {"top_n_sigma": LEAST},
+    {"top_n_sigma": MOST},
+    {"min_keep": 320, "top_p": 0},
+    {"xtc_probability": 1, "xtc_threshold": 0},
+    {"dynatemp_range": MOST},
+    {"dynatemp_range": 1, "dynatemp_exponent": LEAST},
+    {"dynatemp_range": 1, "dynatemp_exponent": MOST},
+    {"temperature": 0, "dynatemp_range": LEAST},
+    *({"mirostat": version, "mirostat_tau": tau} for version in (1, 2) for tau in (LEAST, MOST)),
+    *({"mirostat": version, "mirostat_eta": eta} for version in (1, 2) for eta in (LEAST, MOST)),
+    *({"adaptive_target": target, "adaptive_decay": decay} for target in (LEAST, 1) for decay in (0, 0.99)),
+    {"repetition_penalty": LEAST, "repeat_last_n": -1},
+    {"repetition_penalty": 10, "repeat_last_n": 2**63 - 1},
+    {"dry_multiplier": MOST, "dry_base": MOST, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
+    {"dry_multiplier": LEAST, "dry_base": 1, "dry_allowed_length": 2**31 - 1},
+    {"dry_multiplier": 1, "dry_penalty_last_n": 2**63 - 1},
+    {"logit_bias": [[token, 100] for token in range(300)]},
+    {"logit_bias": [[token, -100] for token in range(300)]},
+    {"logit_bias": [[token, False] for token in range(299)]},
+    {"presence_penalty": -2, "frequency_penalty": -2, "window_presence_penalty": -2, "window_frequency_penalty": -2},
+    {"top_k": 2**63 - 1},
+    {"t_max_predict_ms": 1e15},
+    {"max_tokens": 2**63 - 1, "stop_token_ids": list(range(64))},
+]
+
+
+@pytest.mark.parametrize("given", EDGES, ids=str)
+def test_values_at_the_edge_of_their_range_run(model: LoadedModel, given: dict[str, Any]) -> None:
+    """H-M1: every number that is accepted gives tokens of the vocabulary, and no NaN among their chances."""
+    said = real(model, **given)
+    assert all(0 <= token < 300 for token in said.token_ids)
+    assert "nan" not in said.logprobs
+    assert said.ending[0] in ("max_tokens", "context", "eos", "stop_token")
