@@ -230,6 +230,15 @@ def test_a_template_that_rewrites_the_last_message_cannot_continue_it(source: st
         )
 
 
+def test_a_template_that_writes_the_last_message_twice_leaves_no_mark() -> None:
+    """T15: the prompt is cut behind the last place, and nothing but the content stands in the others."""
+    source = "{{ messages | map(attribute='content') | join('/') }}|" + CHATML
+    prompt = template(source).render(
+        [*USER, message("assistant", "1,")], add_generation_prompt=False, continue_final_message=True, now=NOON
+    )
+    assert prompt == "hello there/1,|<|im_start|>user\nhello there<|im_end|>\n<|im_start|>assistant\n1,"
+
+
 def test_without_generation_prompt_the_last_turn_is_closed() -> None:
     assert template(CHATML).render(USER, add_generation_prompt=False, now=NOON).endswith("hello there<|im_end|>\n")
 

@@ -103,6 +103,7 @@ class ChatTemplate:
                     field="continue_final_message",
                     hint="ask without continue_final_message",
                 )
+            prompt = prompt.replace(sentinel, "")  # of a template that writes the content more than once
         if self._keeps_texts:
             refuse_vanished(conversation, prompt)
         return prompt
