@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_rows import scripted, spec
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlxcel.core.bind_params import Caps, bind_params
 from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
+from mlxcel.core.sampling import Carry
 from mlxcel.errors import RequestError
+from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.byte_tokenizer import EOS, ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -156,6 +163,49 @@ def test_biases_can_remove_a_small_vocabulary_whole() -> None:
     refused("logit_bias", "leaves no token", vocab=7, eos_ids=(6,), logit_bias=never[:6], ignore_eos=True)
     assert bound(vocab=7, eos_ids=(6,), logit_bias=never[:6], ignore_eos=True, stop_token_ids=[6])
     refused("bad_words", "leaves no token", vocab=1, eos_ids=(), bad_words=["\x00"])
+
+
+IDS = st.lists(st.integers(0, 4), max_size=5, unique=True)
+SMALL = ChainSampler(vocab=5, tokenizer=TOKENIZER)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    allowed=st.none() | IDS.filter(bool),
+    never=IDS,
+    words=IDS,
+    stops=IDS,
+    ends=IDS,
+    ignore_eos=st.booleans(),
+    min_tokens=st.integers(0, 1),
+)
+def test_masks_are_refused_where_the_first_draw_would_fail(
+    allowed: list[int] | None,
+    never: list[int],
+    words: list[int],
+    stops: list[int],
+    ends: list[int],
+    ignore_eos: bool,
+    min_tokens: int,
+) -> None:
+    """Spec S46: what is refused at once is what the sampler itself would have no token for."""
+    params = SamplingParams(
+        temperature=0,
+        seed=0,
+        allowed_token_ids=allowed,
+        logit_bias=[[token, False] for token in never],
+        bad_words=[chr(token) for token in words],
+        stop_token_ids=stops,
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+    )
+    row = SMALL.open(SequenceSpec("row", np.zeros(3, np.int32), params, frozenset(ends)))
+    packed = SMALL.pack([row], [3], [False])
+    carry = Carry(np.zeros(1, np.int32), np.zeros(1, np.float32))
+    status = int(SMALL.draw(np, np.zeros((1, 5), np.float32), packed, carry).status[0])
+    assert status in (0, 2)
+    with pytest.raises(RequestError, match="leaves no token") if status else nullcontext():
+        bind_params(params, vocab=5, tokenizer=TOKENIZER, eos_ids=ends, prompt_length=3, context=9)
 
 
 def test_what_is_bound_can_be_bound_again() -> None:

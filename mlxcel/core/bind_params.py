@@ -118,7 +118,7 @@ def _require_a_token(params: SamplingParams, size: int, eos_ids: frozenset[int],
     removed = {token for token, amount in params.logit_bias if amount is None}
     for word in params.bad_words:
         for text in (word, f" {word}"):
-            ids = tokenizer.encode(text, add_special=False)
+            ids = tokenizer.encode(text, add_special=False, parse_special=False)
             removed.update(ids if len(ids) == 1 else ())
     if params.ignore_eos:
         removed.update(eos_ids.difference(params.stop_token_ids))
