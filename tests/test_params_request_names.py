@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlxcel.core.param_table import FIELDS, RULES
-from mlxcel.core.params import SamplingParams
+from mlxcel.core.params import STAGE_NAMES, SamplingParams
 from mlxcel.core.request_names import OUR_NAME, REFUSED, canonical
 from mlxcel.errors import RequestError, UnsupportedField
 
@@ -144,3 +146,32 @@ def test_the_first_error_of_a_request_is_the_one_that_is_told() -> None:
         with pytest.raises(RequestError) as caught:
             canonical(request)
         assert caught.value.field == field
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([2**31, 2**63, -(2**63) - 1, 10**400, -1, 0, 1])
+    | st.floats()
+    | st.text(st.characters(), max_size=5)
+    | st.sampled_from([*STAGE_NAMES, "raw", "auto", "\ud800", "", "false"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(st.sampled_from([*OUR_NAME, *REFUSED, "foo"]), JSON, max_size=4))
+def test_any_json_is_read_or_refused(request_: dict[str, Any]) -> None:
+    """H-P12: whatever is sent is a RequestError of bounded length, or reads the same again."""
+    try:
+        values = canonical(request_)
+        params = SamplingParams(**values)
+    except RequestError as error:
+        refused = str(error)
+        assert len(refused) < 400
+        return
+    assert canonical(values) == values
+    assert params.clone() == params
+    assert set(values) <= set(RULES)

@@ -29,6 +29,7 @@ class SamplingFlag:
     help: str
     repeatable: bool = False
     parameter: str = attrs.field(default=attrs.Factory(lambda self: self.field, takes_self=True))
+    absent: str = "none"  # what a default of None means, in words
 
     @property
     def switch(self) -> bool:
@@ -38,7 +39,8 @@ class SamplingFlag:
     def default_words(self) -> str:
         """The command line's default, as people read it."""
         clients = next(field.clients for field in FIELDS if field.name == self.field)
-        return value_words(clients.get("cli", getattr(SamplingParams(), self.field)))
+        value = clients.get("cli", getattr(SamplingParams(), self.field))
+        return self.absent if value is None else value_words(value)
 
 
 def value_words(value: Any) -> str:
@@ -180,10 +182,11 @@ SAMPLING_FLAGS: Final = (
     SamplingFlag("t_max_predict_ms", ("--time-limit",), _SECONDS_KIND, "End the reply after this time; 0: never."),
     SamplingFlag(
         "samplers", ("--samplers",), _STAGES_KIND,
-        "Stages that run, in their order, such as penalties;top_k;temperature.",
+        "Stages that run, in their order, such as penalties;top_k;temperature.", absent="all",
     ),
     SamplingFlag(
         "samplers", ("--sampling-seq",), _LETTERS_KIND, f"The same by letters of {_LETTERS}.", parameter="sampling_seq",
+        absent="all",
     ),
 )  # fmt: skip
 
