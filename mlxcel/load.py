@@ -205,7 +205,12 @@ def _assemble(
     family = manager.families().load(spec.name)()
     model_config = family.parse_config(checkpoint)
     tokenizer = choose_tokenizer(checkpoint, manager)
-    template = select_template(checkpoint, flag_text=config.chat_template, flag_file=config.chat_template_file)
+    template = select_template(
+        checkpoint,
+        flag_text=config.chat_template,
+        flag_file=config.chat_template_file,
+        flag_kwargs=config.chat_template_kwargs,
+    )
     defaults = GenerationDefaults.read(config.generation_config, checkpoint)
     vocab: int = model_config.vocab_size
     ends = end_ids(

@@ -255,6 +255,44 @@ def test_h_d10_kwargs_reach_the_template_and_unknown_ones_are_harmless() -> None
 
 
 @pytest.mark.parametrize(
+    ("source", "given", "wanted"),
+    [
+        ("{% if enable_thinking %}on{% else %}off{% endif %}", None, "on"),
+        ("{% if enable_thinking %}on{% else %}off{% endif %}", False, "off"),
+        ("{{ 'on' if enable_thinking else 'off' }}", None, "on"),
+        ("{{ 'off' if not enable_thinking else 'on' }}", None, "on"),
+        ("{{ 'off' if enable_thinking is defined and enable_thinking is false else 'on' }}", None, "on"),
+        ("{{ 'off' if enable_thinking is defined and enable_thinking is false else 'on' }}", False, "off"),
+        ("{{ 'on' if enable_thinking is defined and enable_thinking else 'off' }}", None, "off"),
+        ("{{ 'on' if enable_thinking is defined and enable_thinking else 'off' }}", True, "on"),
+        ("{% if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif %}"
+         "{{ 'on' if enable_thinking else 'off' }}", None, "off"),
+        ("{% if enable_thinking is undefined %}off{% else %}on{% endif %}", None, "off"),
+        ("{{ 'on' if enable_thinking | default(false) else 'off' }}", None, "off"),
+        ("{{ 'on' if enable_thinking | d(true) else 'off' }}", None, "on"),
+        ("{{ 'on' if thinking else 'off' }}", None, "off"),
+        ("{{ messages[0].enable_thinking is defined }}", None, "False"),
+    ],
+)  # fmt: skip
+def test_thinking_is_on_where_the_template_has_no_default_of_its_own(source: str, given: Any, wanted: str) -> None:
+    """T11: request > the template's own default > true where the template knows it."""
+    kwargs = None if given is None else {"enable_thinking": given}
+    assert rendered(source, kwargs=kwargs) == wanted
+
+
+def test_the_requests_kwargs_win_over_the_operators() -> None:
+    """T11 and T16: name by name."""
+    both = template(
+        "{{ messages[0].content }} {{ enable_thinking }} {{ tone }}", kwargs={"enable_thinking": False, "tone": 1}
+    )
+    assert both.render(USER, now=NOON) == "hello there False 1"
+    assert both.render(USER, kwargs={"enable_thinking": True}, now=NOON) == "hello there True 1"
+    assert both.render(USER, kwargs={"tone": 2}, now=NOON) == "hello there False 2"
+    with pytest.raises(RequestError):
+        template("{{ tone }}", kwargs={"messages": []})
+
+
+@pytest.mark.parametrize(
     "name",
     ["messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "pad_token",
      "image_token", "raise_exception", "strftime_now", "additional_special_tokens"],

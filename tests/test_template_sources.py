@@ -106,6 +106,20 @@ def test_an_operators_template_that_cannot_work_is_a_start_error(source: str, tm
         selected({}, flag_file=file)
 
 
+@pytest.mark.parametrize("kwargs", [{"messages": []}, {"bos_token": "x"}, {"tools": None}])
+def test_reserved_names_of_the_operator_are_start_errors(kwargs: dict[str, Any]) -> None:
+    """T16: as are kwargs without a template to act on."""
+    assets = {"chat_template.jinja": "{{ messages[0].content }}"}
+    with pytest.raises(UsageError, match="--chat-template-kwargs.*" + next(iter(kwargs))):
+        selected(assets, flag_kwargs=kwargs)
+    with pytest.raises(UsageError, match="--chat-template-kwargs"):
+        selected({}, flag_kwargs={"tone": 1})
+    assert selected({}, flag_kwargs={}) is None
+    found = selected(assets, flag_kwargs={"tone": 1})
+    assert found is not None
+    assert found.render(USER, now=NOON) == "hello there"
+
+
 def test_unreadable_template_files_are_start_errors(tmp_path: Path) -> None:
     (tmp_path / "latin.jinja").write_bytes(b"{{ '\xe9' }}")
     for file in (tmp_path / "no.jinja", tmp_path, tmp_path / "latin.jinja"):

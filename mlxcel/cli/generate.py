@@ -96,7 +96,7 @@ def command(
         resolved = _resolve((("generation_config", model.defaults.sampling), *layers), strict=strict)
         for warning in resolved.warnings:
             context.say(f"warning: {warning}")
-        spec = _spec(asked, model, config.chat_template_kwargs, resolved)
+        spec = _spec(asked, model, resolved)
         _log_settings(config.origins, attrs.evolve(resolved, params=spec.params), model)
         output = ReplyOutput(show_reasoning and not (spec.reasoning is not None and spec.reasoning.whole))
         result = _run(context, model, spec, resolved, None if no_stream or as_json else output)
@@ -148,7 +148,7 @@ def _resolve(layers: Iterable[tuple[str, Mapping[str, Any]]], *, strict: bool) -
     return resolve_sampling("cli", *layers, strict=strict, fresh_seed=lambda: secrets.randbits(63))
 
 
-def _spec(asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | None, resolved: Resolved) -> SequenceSpec:
+def _spec(asked: PromptInput, model: LoadedModel, resolved: Resolved) -> SequenceSpec:
     from mlxcel.core.bind_params import Caps
     from mlxcel.prepare import Prompt, chat_prompt, raw_prompt, sequence_spec
     from mlxcel.text.prompt import check_ids
@@ -162,7 +162,7 @@ def _spec(asked: PromptInput, model: LoadedModel, kwargs: Mapping[str, Any] | No
     elif text is not None:
         prompt = raw_prompt(model, text, resolved.params)
     else:
-        prompt = chat_prompt(model, asked.messages or [], kwargs=kwargs, now=time.time())
+        prompt = chat_prompt(model, asked.messages or [], kwargs=None, now=time.time())
     return sequence_spec(model, prompt, resolved.params, request_id="generate", caps=Caps(max_n=1))
 
 

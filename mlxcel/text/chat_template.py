@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_WORDS: Final = 512  # characters of a template's own words in an error
 MAX_SOURCE: Final = 1 << 20  # the longest known has about 2**15 characters
+GRANTED: Final[Mapping[str, Any]] = {"enable_thinking": True}
 RESERVED: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "raise_exception", "strftime_now"}
 ) | frozenset(SPECIAL_TOKEN_NAMES)
@@ -34,21 +35,30 @@ class ChatTemplate:
     """A template with the special tokens it may name. Rendering has no side effect and may run in several threads.
 
     `special_tokens` maps variables ("bos_token") to spellings; `origin` says where the template is from, for people.
-    `keeps_texts=False` is for a template that rewrites texts: then no message is looked for in the prompt (spec T19).
+    `kwargs` are the operator's variables; those of a request win over them. `keeps_texts=False` is for a template that
+    rewrites texts: then no message is looked for in the prompt (spec T19).
     """
 
     def __init__(
-        self, source: str, *, special_tokens: Mapping[str, str], origin: str, keeps_texts: bool = True
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str],
+        origin: str,
+        kwargs: Mapping[str, Any] | None = None,
+        keeps_texts: bool = True,
     ) -> None:
+        """RequestError for reserved names in `kwargs`."""
         self.source = source
         self.special_tokens = dict(special_tokens)
         self.origin = origin
+        self._kwargs = self._checked_kwargs(kwargs)
         self._keeps_texts = keeps_texts
 
     def check(self) -> None:
         """Compiles the template. Raises TemplateError where it does not; `render` would do so at its first call."""
         try:
-            _ = self._run
+            _ = self._compiled
         except Exception as error:
             self._fail(error)
 
@@ -65,12 +75,13 @@ class ChatTemplate:
 
         `now` is the request's time in seconds since the epoch; `strftime_now(format)` writes its whole seconds in the
         local time zone. `continue_final_message` leaves the last message, which must be the assistant's, open: the
-        prompt ends with its content; it excludes `add_generation_prompt`. `kwargs` are more variables.
+        prompt ends with its content; it excludes `add_generation_prompt`. `kwargs` are more variables; of them
+        `enable_thinking` is true where nobody gives it and the template has no default of its own (spec T11).
         Raises TemplateError (with the template's own words, when these are the reason), or RequestError for messages
         of a wrong shape, reserved names in `kwargs`, and a message that the template left out.
         """
         conversation = checked_messages(messages)
-        extra = self._checked_kwargs(kwargs)
+        extra = {**self._kwargs, **self._checked_kwargs(kwargs)}
         sentinel = ""
         if continue_final_message:
             if add_generation_prompt:
@@ -81,9 +92,11 @@ class ChatTemplate:
                 )
             sentinel = _leave_open(conversation)
         try:
-            prompt = self._run(
+            run, unset = self._compiled
+            prompt = run(
                 {
                     "documents": None,
+                    **unset,
                     **extra,
                     **self.special_tokens,
                     "messages": conversation,
@@ -123,14 +136,15 @@ class ChatTemplate:
         return dict(kwargs or {})
 
     @cached_property
-    def _run(self) -> Callable[[Mapping[str, Any]], str]:
-        """The compiled template: variables to text."""
+    def _compiled(self) -> tuple[Callable[[Mapping[str, Any]], str], Mapping[str, Any]]:
+        """The template as a function, variables to text, and the variables it takes for granted."""
         from mlxcel.text.sandbox import TemplateEnvironment
 
         if len(self.source) > MAX_SOURCE:
             raise ValueError(f"it has {len(self.source)} characters, at most {MAX_SOURCE} are taken")
         environment = TemplateEnvironment()
-        return partial(environment.render, environment.compiled(self.source))
+        run = partial(environment.render, environment.compiled(self.source))
+        return run, {name: value for name, value in GRANTED.items() if environment.takes_for_granted(self.source, name)}
 
     def _fail(self, error: Exception) -> NoReturn:
         """TemplateError for whatever came out of Jinja."""
@@ -166,18 +180,37 @@ def _leave_open(conversation: list[dict[str, Any]]) -> str:
 
 
 def select_template(
-    checkpoint: Checkpoint, *, flag_text: str | None = None, flag_file: Path | str | None = None
+    checkpoint: Checkpoint,
+    *,
+    flag_text: str | None = None,
+    flag_file: Path | str | None = None,
+    flag_kwargs: Mapping[str, Any] | None = None,
 ) -> ChatTemplate | None:
-    """The template by the order of spec T12, None where nobody gives one.
+    """The template by the order of spec T12, None where nobody gives one. `flag_kwargs` are the operator's variables.
 
     The operator's comes first and is compiled here: UsageError when it cannot be. A template of the checkpoint that
     does not compile fails its renders, so that raw prompts still run. CheckpointError for one that is no string.
     """
+    try:
+        template = _selected(checkpoint, flag_text, flag_file, flag_kwargs)
+    except RequestError as error:  # of the operator's own variables
+        raise UsageError(f"--chat-template-kwargs: {error.message}", hint=error.hint) from error
+    if template is None and flag_kwargs:
+        raise UsageError(
+            "--chat-template-kwargs has no chat template to act on: the model holds none",
+            hint="leave it out, or give a template with --chat-template-file",
+        )
+    return template
+
+
+def _selected(
+    checkpoint: Checkpoint, flag_text: str | None, flag_file: Path | str | None, kwargs: Mapping[str, Any] | None
+) -> ChatTemplate | None:
     tokens = special_tokens(checkpoint)
     operators = _operators_template(flag_text, flag_file)
     if operators is not None:
         source, origin = operators
-        template = ChatTemplate(source, special_tokens=tokens, origin=origin)
+        template = ChatTemplate(source, special_tokens=tokens, origin=origin, kwargs=kwargs)
         try:
             template.check()
         except TemplateError as error:
@@ -186,7 +219,7 @@ def select_template(
     for key, value in _candidates(checkpoint.assets):
         found = _default_of(value, f"{checkpoint.path}: {key}")
         if found is not None:
-            return ChatTemplate(found, special_tokens=tokens, origin=key)
+            return ChatTemplate(found, special_tokens=tokens, origin=key, kwargs=kwargs)
     return None
 
 

@@ -81,6 +81,17 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         code = self.compile(tree.set_environment(self))
         return jinja2.Template.from_code(self, code, self.make_globals(None))
 
+    def takes_for_granted(self, source: str, name: str) -> bool:
+        """Whether a template reads a variable and nowhere says what it is when nobody gives it: it never asks whether
+        it is defined, sets it, or gives a default."""
+        tree = self.parse(source)
+        used = [found for found in tree.find_all(nodes.Name) if found.name == name]
+        asked = [
+            *(test.node for test in tree.find_all(nodes.Test) if test.name in ("defined", "undefined")),
+            *(default.node for default in tree.find_all(nodes.Filter) if default.name in ("default", "d")),
+        ]
+        return bool(used) and not any(found.ctx != "load" or any(found is node for node in asked) for found in used)
+
     def render(self, template: jinja2.Template, variables: Mapping[str, Any]) -> str:
         """Whatever the template raises comes through as it is."""
         self._meter.steps, self._meter.characters = 0, 0
