@@ -5,6 +5,8 @@ from finish_rows import finish_row, reply
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from piece_tokenizer import PieceTokenizer
+from test_detokeniser import KINDS, byte_id, id_lists, stream
+from test_detokeniser import tokenizer as library_tokenizer
 
 from mlxcel.plugins.finish.stop_strings import ROOT, StopMatcher, StopStrings
 
@@ -256,3 +258,33 @@ def test_a_match_within_min_tokens_is_ordinary_text():
     assert reply(tokenizer, [0, 1, 2], stop=["stop"], min_tokens=1).text == ""
     assert reply(tokenizer, [0, 1, 2], stop=["stop"], min_tokens=2).text == "stop "
     assert reply(tokenizer, [0, 1, 2], stop=["stop"], min_tokens=3).cause is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_every_kind_of_tokenizer(kind, data):
+    """F9 to F11 over decoders that wait, put spaces in or rewrite: the text of the ids, up to the first match."""
+    tok = library_tokenizer(kind)
+    ids = [index for index in data.draw(id_lists(tok)) if not tok.is_special(index)]
+    text = tok.decode(ids, skip_special=False)
+    shown_before_the_end = "".join(stream(tok, ids)[:-1])
+    near = st.integers(0, max(0, len(text) - 1)).flatmap(lambda at: st.just(text[at : at + 3]))
+    stops = [stop for stop in data.draw(st.lists(near, min_size=1, max_size=3, unique=True)) if stop] or ["never"]
+    assert text.startswith(shown_before_the_end)
+    found = first_match([(char, 1, True) for char in shown_before_the_end], stops, 0)
+    got = reply(tok, ids, stop=stops)
+    if found is None:
+        assert (got.cause, got.text) == (None, text)
+    else:
+        assert (got.detail, got.text) == (found[2], text[: found[0]])
+
+
+@pytest.mark.parametrize("kind", ["byte-fallback", "llama-2", "metaspace, byte fallback"])
+def test_a_special_stop_behind_byte_tokens(kind):
+    """T7, F11: whole characters that wait for the end of their run stand before the special token, and are shown."""
+    tok = library_tokenizer(kind)
+    (special,) = [index for index in range(tok.size) if tok.is_special(index)]
+    ids = [tok.encode("x", add_special=False)[-1], *(byte_id(tok, byte) for byte in "😀\n".encode()), special]
+    got = reply(tok, ids, stop=[tok.token_text(special)])
+    assert (got.text, got.cause, got.tokens) == (tok.decode(ids, skip_special=True), "stop_string", len(ids))
