@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxcel.core.backend import Backend, Level
+from mlxcel.core.backend import Backend, BackendCaps, Level
 from mlxcel.core.bind_params import check_bounds, reply_bound
 from mlxcel.core.finish import Ending, Finish, Released, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
@@ -90,6 +90,11 @@ class Engine:
         return self._backend.caps.level
 
     @property
+    def caps(self) -> BackendCaps:
+        """What the backend offers."""
+        return self._backend.caps
+
+    @property
     def settings(self) -> EngineSettings:
         return self._settings
 
@@ -112,6 +117,10 @@ class Engine:
 
     def view(self, sequence_id: int) -> SequenceView:
         return SequenceView.of(self._row(sequence_id))
+
+    def closed(self, sequence_id: int) -> bool:
+        """Whether the row's next draw may be submitted before the one in flight is read (spec C51)."""
+        return self._sampler.closed(self._row(sequence_id).sampler_state)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
