@@ -173,6 +173,37 @@ class EngineUnhealthy(EngineError):
     code = "engine_unhealthy"
 
 
+class QueueFull(EngineError):
+    """As many requests wait as may: refused before it is queued."""
+
+    code = "queue_full"
+
+    def __init__(self, waiting: int, retry_after: int) -> None:
+        super().__init__(
+            f"{waiting} requests are waiting, which is as many as may",
+            hint=f"try again in {retry_after} s, or start with a larger --max-queue-depth",
+            retry_after=retry_after,
+        )
+
+
+class ShuttingDown(EngineError):
+    """No request is taken any more, or what ran was cut off at the end of the time it was given."""
+
+    code = "shutting_down"
+
+
+class RequestTimeout(EngineError):
+    """The time of a request is over, whether it waited or ran."""
+
+    code = "timeout"
+
+
+class SlowClient(EngineError):
+    """A client left more unread than is kept for it."""
+
+    code = "slow_client"
+
+
 class RowError(EngineError):
     """A fault of one row. Its neighbours are unaffected."""
 

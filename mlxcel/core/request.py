@@ -1,12 +1,16 @@
-"""The spec of one sequence."""
+"""The spec of one sequence, and the request that it is a choice of."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
 
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.reasoning import ReasoningSplit
+from mlxcel.errors import RequestError, shown
 
 
 @attrs.frozen(eq=False)
@@ -33,3 +37,45 @@ class SequenceSpec:
         asked = [self.params.prompt_logprobs, self.params.logprobs if self.echo else None]
         wanted = [top for top in asked if top is not None]
         return None if not wanted else -1 if -1 in wanted else max(wanted)
+
+
+LANES = {"high": 0, "normal": 1, "low": 2}
+"""Priorities, first served first (spec C7)."""
+
+
+@attrs.frozen(eq=False)
+class Request:
+    """What a client hands to the scheduler: the choices of one prompt, each a row of its own (spec C13).
+
+    `lane` is one of LANES. `timeout` seconds are for all of it, the queue included; 0: no bound. Without `cache_prompt`
+    the prompt cache is neither read nor filled. `before` is text that stands before the reply of each choice (`echo`).
+    `origin` and `warnings` of the parameters come back in the results.
+    """
+
+    choices: tuple[SequenceSpec, ...]
+    lane: int = 1
+    timeout: float = 0.0
+    cache_prompt: bool = True
+    before: str = ""
+    origin: Mapping[str, str] = attrs.field(factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if not self.choices:
+            raise ValueError("a request has at least one choice")
+        first = self.choices[0]
+        for place, choice in enumerate(self.choices):
+            if choice.choice != place or choice.request_id != first.request_id:
+                raise ValueError(
+                    f"choice {place} of request {first.request_id!r} is choice {choice.choice} of {choice.request_id!r}"
+                )
+            if not np.array_equal(choice.prompt_ids, first.prompt_ids):
+                raise ValueError(f"choice {place} of request {first.request_id!r} has another prompt")
+        if self.lane not in LANES.values():
+            raise RequestError(f"priority is {shown(self.lane)}, it must be 0, 1 or 2", field="priority")
+        if not 0 <= self.timeout < math.inf:
+            raise RequestError(f"timeout is {shown(self.timeout)}, it must be 0 or more seconds", field="timeout")
+
+    @property
+    def request_id(self) -> str:
+        return self.choices[0].request_id

@@ -1,0 +1,146 @@
+"""Events on their way to one client. The engine thread puts and never waits (spec C15)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import attrs
+
+from mlxcel.core.events import Delta, Ended, Event, Started
+from mlxcel.core.plan import TokenLogprobs
+
+log = logging.getLogger("mlxcel.scheduler")
+
+MAX_UNREAD = 256
+"""Events that may wait one by one. Beyond, a delta joins the newest unread one of its choice."""
+
+MAX_BYTES = 4 << 20
+"""What unread deltas may hold before their reader counts as too slow."""
+
+_ID_BYTES = 8
+_LOGPROB_BYTES = 64
+"""Rough sizes of what is not text: they bound memory, nothing is reported by them."""
+
+
+@attrs.define(eq=False)
+class _Unread:
+    """A delta that may still grow."""
+
+    choice: int
+    size: int = 0
+    text: list[str] = attrs.field(factory=list)
+    reasoning: list[str] = attrs.field(factory=list)
+    token_ids: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+
+    def add(self, delta: Delta, size: int) -> None:
+        self.size += size
+        if delta.text:
+            self.text.append(delta.text)
+        if delta.reasoning:
+            self.reasoning.append(delta.reasoning)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+
+    def delta(self) -> Delta:
+        return Delta(
+            self.choice, "".join(self.text), "".join(self.reasoning), tuple(self.token_ids), tuple(self.logprobs)
+        )
+
+
+class Outbox:
+    """The events of one request with `choices` choices. Any thread may read, any may put an end: the first one counts.
+
+    Holds MAX_UNREAD events, or one of each kind a choice where these are more, and MAX_BYTES of deltas with one more.
+    """
+
+    def __init__(self, choices: int) -> None:
+        self._changed = threading.Condition()
+        self._unread: deque[Started | _Unread | Ended] = deque()
+        self._newest: dict[int, _Unread] = {}  # by choice, the newest delta that was not read
+        self._open = set(range(choices))
+        self._bytes = 0
+        self._listener: Callable[[], None] | None = None
+
+    # --- the scheduler's side ---------------------------------------------------------------------------------------
+
+    def put(self, event: Started | Delta) -> bool:
+        """Whether the reader keeps up. Of a choice that ended nothing is taken."""
+        with self._changed:
+            if event.choice not in self._open:
+                return True
+            if isinstance(event, Started):
+                self._unread.append(event)
+            else:
+                self._put_delta(event)
+            fine = self._bytes <= MAX_BYTES
+            self._changed.notify_all()
+        return self._tell() and fine
+
+    def end(self, event: Ended) -> bool:
+        """Whether this is the end of its choice: a second one is not taken."""
+        with self._changed:
+            if event.choice not in self._open:
+                return False
+            self._open.remove(event.choice)
+            self._newest.pop(event.choice, None)
+            self._unread.append(event)
+            self._changed.notify_all()
+        self._tell()
+        return True
+
+    def _put_delta(self, delta: Delta) -> None:
+        size = len(delta.text.encode()) + len(delta.reasoning.encode())
+        size += _ID_BYTES * len(delta.token_ids)
+        size += _LOGPROB_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
+        self._bytes += size
+        unread = self._newest.get(delta.choice)
+        if unread is None or len(self._unread) < MAX_UNREAD:
+            unread = self._newest[delta.choice] = _Unread(delta.choice)
+            self._unread.append(unread)
+        unread.add(delta, size)
+
+    def _tell(self) -> bool:
+        """A listener that raises is a client that left."""
+        try:
+            if self._listener is not None:
+                self._listener()
+        except Exception as error:
+            log.debug("a client's listener raised", exc_info=error)
+            return False
+        return True
+
+    # --- the client's side ------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice ended and every event was read."""
+        with self._changed:
+            return not self._open and not self._unread
+
+    def get(self, timeout: float | None = None) -> Event | None:
+        """The next event; None once `timeout` seconds passed without one, or when none will come. None waits for ever,
+        0 not at all."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._unread or not self._open, timeout)
+            if not self._unread:
+                return None
+            event = self._unread.popleft()
+            if not isinstance(event, _Unread):
+                return event
+            self._bytes -= event.size
+            if self._newest.get(event.choice) is event:
+                del self._newest[event.choice]
+            return event.delta()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever an event came, from the thread that put it, which it must not hold up; at
+        once if one is there. It gets no event: it wakes whoever does `get(0)` until there is none."""
+        with self._changed:
+            self._listener = listener
+            waiting = bool(self._unread)
+        if waiting:
+            self._tell()
