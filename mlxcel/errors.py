@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 class MlxcelError(Exception):
     """Base of all errors meant for users. `hint` is the next step, one line, or None."""
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
     exit_code: ClassVar[int] = 3
 
     def __init__(self, message: str, *, hint: str | None = None, **values: Any) -> None:
@@ -125,6 +125,12 @@ class DeviceError(MlxcelError):
     code = "device"
 
 
+class CacheFileError(MlxcelError):
+    """A prompt cache file that is damaged, or another model's."""
+
+    code = "cache_file"
+
+
 # --- engine ---------------------------------------------------------------------------------------------------------
 
 
@@ -155,6 +161,15 @@ class CapacityError(EngineError):
     """The KV store cannot hold the positions a step would write."""
 
     code = "kv_exhausted"
+
+
+class AdoptError(EngineError):
+    """KV that cannot be used for a row. `reason`, its code too, is one of docs/spec/engine.md 8.6; the caller opens the
+    row cold."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message, hint="open the row without it")
+        self.code = self.reason = reason
 
 
 class BackendFault(EngineError):
@@ -232,3 +247,9 @@ class TrimError(RowError):
     """Fewer positions were given back than the row had to give back."""
 
     code = "trim"
+
+
+class RewindError(RowError):
+    """Positions that cannot be taken back with exact bits."""
+
+    code = "rewind"

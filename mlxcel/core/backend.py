@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
@@ -11,6 +12,8 @@ from mlxcel.core.named import Named, load_target
 if TYPE_CHECKING:  # plugins import this module to register: no numpy
     from mlxcel.core.checkpoint import Checkpoint
     from mlxcel.core.family import ModelFamily
+    import numpy as np
+
     from mlxcel.core.kv import KVLayout
     from mlxcel.core.plan import StepPlan, StepResult
     from mlxcel.core.request import SequenceSpec
@@ -99,11 +102,29 @@ class Backend(Protocol):
         ...
 
     def submit(self, plan: StepPlan) -> Any:
-        """Start a step. Returns a handle for `read`."""
+        """Start a step: first the copies of its pages, then the forward. Returns a handle for `read`."""
         ...
 
     def read(self, handle: Any) -> StepResult:
         """Wait for a step. BackendFault, with `kv_intact`, when it failed."""
+        ...
+
+    def export_state(self, slot: int) -> tuple[Any, int]:
+        """A copy of the rings of a slot, behind all that was submitted, and its bytes. Only asked for where a layer has
+        a window and none is recurrent."""
+        ...
+
+    def import_state(self, slot: int, state: Any) -> None:
+        """Put such a copy into the rings of a slot. The copy stays as it is."""
+        ...
+
+    def export_pages(self, pages: Sequence[int]) -> list[np.ndarray]:
+        """What these pages hold, on the host: arrays [pages, heads, page_size, width], keys and values of each full
+        layer in turn, behind all that was submitted."""
+        ...
+
+    def import_pages(self, pages: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
+        """Put such arrays onto these pages."""
         ...
 
     def close(self) -> None:

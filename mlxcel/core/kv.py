@@ -104,19 +104,22 @@ class KVLayout:
 
 @attrs.frozen
 class KVStats:
-    """Counters of a store, in pages. `free + owned == total` at all times."""
+    """Counters of a store, in pages. `free + owned + cached == total` at all times."""
 
     total: int
     free: int
-    owned: int
+    owned: int  # in the table of a row
     page_size: int
+    cached: int = 0  # held, and by no row
+    pinned: int = 0  # with more than one holder
 
 
 @runtime_checkable
 class KVStore(Protocol):
     """Which positions of which sequence live on which page. Page p of the store is page p of every layer's arrays.
 
-    A row's table covers its written positions and those reserved for a step that is about to be submitted.
+    A row's table covers its written positions and those reserved for a step that is about to be submitted. A page is
+    held by tables of rows and by whoever called `retain` or `detach`, each once or more; without a holder it is free.
     """
 
     @property
@@ -135,13 +138,44 @@ class KVStore(Protocol):
         """Whether a row's positions lie on many pages, rather than on one that is as long as the context."""
         ...
 
+    @property
+    def shares(self) -> bool:
+        """Whether rows can hold the same pages. If not, a page that is adopted moves."""
+        ...
+
     def open(self, sequence_id: int, capacity: int) -> None:
         """Begin a row that will never hold more than `capacity` positions. CapacityError when there is no room."""
+        ...
+
+    def adopt(self, sequence_id: int, capacity: int, pages: Sequence[int], length: int) -> None:
+        """Begin a row whose first `length` positions are written already, on `pages` (spec V14). Its table holds them
+        from now on beside their holders; where pages are not shared, instead of their one holder. It never writes into
+        a page that it shares: `reserve` plans a copy. CapacityError when there is no room."""
+        ...
+
+    def detach(self, sequence_id: int, length: int) -> tuple[int, ...]:
+        """End a row and keep its first `length` positions: the pages they are on, held by the caller, who owes a
+        `release` or hands them to one `adopt` that moves. The other pages are given back."""
+        ...
+
+    def retain(self, pages: Sequence[int]) -> None:
+        """One more hold of each of these pages, by the caller, who owes a `release`. ValueError where pages are not
+        shared."""
+        ...
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give up one hold of each of these pages."""
         ...
 
     def reserve(self, wants: Sequence[tuple[int, int]]) -> None:
         """Reserve n more positions for each (sequence_id, n): all of them, or none and CapacityError. Replaces every
         reservation that no `advance` has taken (spec V17)."""
+        ...
+
+    def page_copy(self, sequence_id: int) -> tuple[int, int, int] | None:
+        """(from, to, positions) of the copy that the row's reservation needs before the step writes (spec V5), or None.
+        The table names the new page already. It is planned for a step over all rows of the reservation: once one of
+        them has advanced, every copy of it has to be made."""
         ...
 
     def advance(self, sequence_id: int, count: int) -> None:

@@ -155,6 +155,8 @@ class StepPlan:
     logits_rows: np.ndarray  # [R] int32, indices into the T tokens
     draw_rows: np.ndarray  # [R] int32, indices into the S rows
     sampling: SamplingArrays
+    page_copies: np.ndarray = attrs.field(factory=lambda: np.zeros((0, 3), np.int32))
+    """[N, 3] int32: from page, to page, how many positions; made before the forward (spec V5)"""
 
     @property
     def num_tokens(self) -> int:

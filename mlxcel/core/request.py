@@ -19,7 +19,8 @@ class SequenceSpec:
 
     prompt_ids: int32 [P]. `params` has its seed drawn and comes from `bind_params` where it holds texts to be encoded.
     `eos_ids` is the set E of docs/spec/engine.md 5.2. `reasoning` is how the text is split; None: all of it is content.
-    With `echo` the prompt stands in front of the reply: its text, and with `logprobs` its tokens.
+    With `echo` the prompt stands in front of the reply: its text, and with `logprobs` its tokens. Rows share KV only
+    with rows of the same `cache_salt` and `isolation` (spec X2, X5).
     """
 
     request_id: str
@@ -29,6 +30,8 @@ class SequenceSpec:
     choice: int = 0
     reasoning: ReasoningSplit | None = None
     echo: bool = False
+    cache_salt: str | None = None
+    isolation: bytes | None = None
 
     @property
     def prompt_scores(self) -> int | None:
