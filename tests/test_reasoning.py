@@ -182,6 +182,20 @@ OPENED = [
     ("U: Why?\nA: <think>one, two", [*USER, {"role": "assistant", "content": "<think>one, two"}], True),
     ("U: Why?\nA: <think>one</think>two", [*USER, {"role": "assistant", "content": "<think>one</think>two"}], False),
     ("U: Why?\nA: <think>\nOkay, ", USER, True),
+    ("U: hi\nA: <think>\n", [{"role": "user", "content": "hi"}], True),  # a word that the marker contains
+    ("U: k\nA: <think>\nOkay, ", [{"role": "user", "content": "k"}], True),
+    ("U: <think>\nA: <think>\n", [{"role": "user", "content": "<think>"}], True),
+    ("U: <think>\nA: ", [{"role": "user", "content": "<think>"}], False),
+    ("U: <think> a <think>\nA: ", [{"role": "user", "content": "<think> a <think>"}], False),
+    ("U: <think>\nA: ok\nU: go\nA: ", [{"role": "user", "content": "<think>"}, *USER], False),
+    (
+        "U: a\nwhat is <think>?\nA: ",
+        [{"role": "user", "content": [{"type": "text", "text": "what is <think>?"}]}],
+        False,
+    ),
+    ("A: <think>one\nU: Why?\nA: ", [{"role": "assistant", "content": "<think>one"}, *USER], False),
+    ("A: <think>one\nA: ", [{"role": "assistant", "content": "<think>one"}], False),
+    ("A: ", [{"role": "assistant", "content": None}], False),
 ]
 
 

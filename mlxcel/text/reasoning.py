@@ -6,7 +6,7 @@ the markers is not cut up. What the markers enclose and what follows them is lef
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mlxcel.core.finish import Released
@@ -48,30 +48,44 @@ def reasoning_split(
     if wanted == "none" or (wanted == "auto" and (messages is None or not pairs)):
         return None
     pairs = pairs or KNOWN_PAIRS[:1]
-    tail = _own_words(prompt or "", messages)
-    return ReasoningSplit(pairs, inside=_left_open(tail, pairs), whole=wanted == "deepseek-legacy")
+    return ReasoningSplit(pairs, _left_open(prompt or "", pairs, messages), wanted == "deepseek-legacy")
 
 
-def _own_words(prompt: str, messages: Sequence[Mapping[str, Any]] | None) -> str:
-    """The end of the prompt in which an open block is the model's: not what a user wrote about markers.
+def _left_open(
+    prompt: str, pairs: Sequence[MarkerPair], messages: Sequence[Mapping[str, Any]] | None
+) -> MarkerPair | None:
+    """The pair whose block the prompt opens last and leaves open, unless the marker is part of a message: then only
+    where that is the assistant's and the prompt goes on with it. A raw prompt must end with the marker."""
+    pair = max(pairs, key=lambda pair: prompt.rfind(pair.open))
+    place = prompt.rfind(pair.open)
+    if place < 0 or prompt.find(pair.close, place) >= 0:
+        return None
+    if messages is None:
+        return pair if prompt.rstrip().endswith(pair.open) else None
+    said = [(message, text) for message in messages for text in _texts(message.get("content"))]
+    for message, text in said:
+        if _covers(text, prompt, place, pair.open):
+            if prompt.count(text) > sum(other.count(text) for _, other in said):
+                return pair  # the template wrote the same once more, behind all messages
+            goes_on = message is messages[-1] and message.get("role") == "assistant"
+            return pair if goes_on and prompt.rstrip().endswith(text) else None
+    return pair
 
-    That is what the template wrote behind the last message, or, where the prompt ends inside a message of the
-    assistant, that message. Where the last message cannot be found, and in a raw prompt, it is the last marker.
-    """
-    last = messages[-1] if messages else {}
-    content = last.get("content")
-    if isinstance(content, str) and content.strip() and (place := prompt.rfind(content.strip())) >= 0:
-        behind = prompt[place + len(content.strip()) :]
-        return content if last.get("role") == "assistant" and not behind.strip() else behind
-    prompt = prompt.rstrip()
-    return max((pair.open for pair in KNOWN_PAIRS if prompt.endswith(pair.open)), key=len, default="")
+
+def _texts(content: Any) -> list[str]:
+    parts = content if isinstance(content, list | tuple) else [{"text": content}]
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return [text.strip() for text in texts if isinstance(text, str) and text.strip()]
 
 
-def _left_open(text: str, pairs: Iterable[MarkerPair]) -> MarkerPair | None:
-    """The pair whose block `text` opens last, and does not close."""
-    found = max(pairs, key=lambda pair: text.rfind(pair.open))
-    place = text.rfind(found.open)
-    return found if place >= 0 and text.find(found.close, place) < 0 else None
+def _covers(text: str, prompt: str, place: int, marker: str) -> bool:
+    """Whether the marker at `place` of the prompt is that of an occurrence of `text`."""
+    inside = text.find(marker)
+    while inside >= 0:
+        if inside <= place and prompt.startswith(text, place - inside):
+            return True
+        inside = text.find(marker, inside + 1)
+    return False
 
 
 class ReasoningParser:
