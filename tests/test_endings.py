@@ -11,7 +11,7 @@ from piece_tokenizer import PieceTokenizer
 from test_stop_strings import ids_for, stop_sets, tokens_of_a_text
 
 from mlxcel.core.reasoning import MarkerPair, ReasoningSplit
-from mlxcel.errors import BackendFault, NumericFault, RequestError
+from mlxcel.errors import BackendFault, NumericFault, RequestError, RowFault
 from mlxcel.testing.byte_tokenizer import EOS, TURN_END, ByteTokenizer
 from mlxcel.testing.faults import Fault
 
@@ -208,6 +208,29 @@ def test_an_error_lets_go_what_was_held(fault, kind):
     seen = drive("alone", [*"ab€".encode()], stop=["b€"], faults=[fault])
     assert isinstance(seen.error, kind)
     assert (bytes(seen.output), seen.text) == ("ab€".encode()[:3], "ab�")
+
+
+class Raises:
+    """A plugin's step that fails at the n-th token."""
+
+    def __init__(self, number):
+        self._number = number
+
+    def open(self, spec):
+        return None
+
+    def check(self, state, output, text):
+        if len(output) == self._number:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("fault", ["detokeniser", "plugin"])
+def test_a_token_that_fails_takes_no_text_with_it(fault):
+    """F2, F13: what was held of the tokens before it goes out, nothing of its own."""
+    options = {"faults": [Fault("detokenise", 4)]} if fault == "detokeniser" else {"steps": {"raises": Raises(4)}}
+    seen = drive("alone", [*b"abcd"], stop=["bcde"], **options)
+    assert isinstance(seen.error, RowFault)
+    assert (bytes(seen.output), seen.text) == (b"abc", "abc")
 
 
 @settings(deadline=None, max_examples=30)

@@ -363,7 +363,7 @@ class Engine:
         except Exception as error:
             log.warning("sequence %d failed behind the forward", row.id, exc_info=error)
             fault = error if isinstance(error, MlxcelError) else RowFault(f"sequence {row.id}: {error!r}")
-            return self._fail(row, fault, Released())  # its text may know a token that the row does not
+            return self._fail(row, fault)
         ending = resolution.ending
         outcome = RowOutcome(
             row.id,

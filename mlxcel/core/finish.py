@@ -64,11 +64,12 @@ class Finish(Protocol):
         ...
 
     def resolve(self, state: Any, token: int) -> Resolution:
-        """Append or not, cause or none (spec 5.1). Raising fails the row alone."""
+        """Append or not, cause or none (spec 5.1). Raising fails the row alone; `flush` then gives what waited of the
+        tokens before."""
         ...
 
     def flush(self, state: Any) -> Released:
-        """The tail of a row that is ended from outside."""
+        """The tail of a row that is ended from outside, or that failed."""
         ...
 
     def pause(self, state: Any) -> None:

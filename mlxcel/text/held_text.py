@@ -21,9 +21,14 @@ def shown_text(runs: Iterable[Run]) -> str:
 class HeldText:
     """A queue of characters: runs are added behind, any number of characters is taken in front."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: Iterable[Run] = ()) -> None:
         self._runs: deque[Run] = deque()
         self.length = 0
+        self.add(runs)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self._runs)
 
     @property
     def text(self) -> str:

@@ -52,12 +52,15 @@ class ReplyText:
         self._split = ReasoningParser(spec.reasoning) if spec.reasoning is not None else None
         self._watched = any((self._stops, self._indent, self._split))
         self._held = HeldText()
+        self._before: tuple[Run, ...] = ()  # what waited before the newest token
+        self._whole = True  # whether the detokeniser knows exactly the tokens that count
         self.stop: Cut | None = None
         self.indent: Cut | None = None
 
     def push(self, token: int, *, armed: bool) -> None:
         """Append a token. `stop` and `indent` say whether its characters end the row by a stop string, which they may
         only when `armed`, or by the indent bound."""
+        self._before = self._held.runs
         hidden = self._stream.hidden(token) if self._watched else ""
         before = self._stream.settle() if hidden else ""
         runs = [Run(before, True), Run(self._stream.push(token), True), Run(hidden, False)]
@@ -77,7 +80,11 @@ class ReplyText:
 
     def finish(self) -> list[Run]:
         """All that waited, down to an unfinished character (spec F13)."""
-        return [*self._held.take_all(), Run(self._stream.flush(), True)]
+        return [*self._held.take_all(), Run(self._stream.flush() if self._whole else "", True)]
+
+    def forget_newest(self) -> None:
+        """The newest token failed and does not count; none follows. The text waits that waited before it."""
+        self._held, self._whole = HeldText(self._before), False
 
     def cut(self, cut: Cut) -> list[Run]:
         """What stands before a cut."""

@@ -71,6 +71,14 @@ class StandardFinish:
             if token in state.ends:
                 return Resolution(False, self.flush(state), Ending("eos"))
         state.output.append(token)
+        try:
+            return self._appended(state, token)
+        except Exception:
+            state.output.pop()
+            state.text.forget_newest()
+            raise
+
+    def _appended(self, state: FinishState, token: int) -> Resolution:
         text = state.text
         text.push(token, armed=len(state.output) > state.spec.params.min_tokens)
         ending, cut = _bound(state)
