@@ -10,10 +10,10 @@ import attrs
 from mlxcel.core.named import Named, load_target
 
 if TYPE_CHECKING:  # plugins import this module to register: no numpy
-    from mlxcel.core.checkpoint import Checkpoint
-    from mlxcel.core.family import ModelFamily
     import numpy as np
 
+    from mlxcel.core.checkpoint import Checkpoint
+    from mlxcel.core.family import ModelFamily
     from mlxcel.core.kv import KVLayout
     from mlxcel.core.plan import StepPlan, StepResult
     from mlxcel.core.request import SequenceSpec

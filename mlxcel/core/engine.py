@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from mlxcel.core.backend import Backend, BackendCaps, Level
-from mlxcel.core.bind_params import check_bounds, reply_bound
-from mlxcel.core.finish import Ending, Finish, Released, Resolution
+from mlxcel.core.finish import Ending, Finish, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
 from mlxcel.core.parts import check_parts, draws, part_length
 from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Scores, Span, StepReport, StepResult, Ticket
-from mlxcel.core.prompt_ids import check_prompt
+from mlxcel.core.prefix import DetachedKV, KVKey
 from mlxcel.core.request import SequenceSpec
+from mlxcel.core.rows import EngineParts, Rows
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.score import score
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
@@ -30,14 +30,11 @@ from mlxcel.core.step import Step, as_fault, check_result, part_scores, row_stat
 from mlxcel.errors import (
     BackendFault,
     BatchShapeError,
-    CapacityError,
     EngineUnhealthy,
     MlxcelError,
     NoTokenAllowed,
     NumericFault,
     RowFault,
-    TrimError,
-    UnknownSequence,
 )
 
 log = logging.getLogger("mlxcel.engine")
@@ -70,11 +67,9 @@ class Engine:
         self._finish = finish
         self._settings = settings
         self._observers = observers or Observers(())
-        self._rows: dict[int, Sequence] = {}
-        self._free_slots = list(range(settings.slots - 1, -1, -1))
+        self._rows = Rows(EngineParts(backend, kv_spec, kv, sampler, finish, settings))
         self._steps: deque[Step] = deque()
         self._reserved: tuple[Part, ...] | None = None
-        self._next_id = 1
         self._next_ticket = 1
         self._faults_in_a_row = 0
         self._sick: EngineUnhealthy | None = None  # for good (spec E19)
@@ -113,50 +108,93 @@ class Engine:
     @property
     def open_sequences(self) -> tuple[int, ...]:
         """Ids in the order they were opened."""
-        return tuple(row.id for row in self._rows.values() if not row.closing)
+        return tuple(row.id for row in self._rows if not row.closing)
+
+    @property
+    def shares(self) -> bool:
+        """Whether rows can hold the same KV (`share`)."""
+        return self._kv.shares
 
     def view(self, sequence_id: int) -> SequenceView:
-        return SequenceView.of(self._row(sequence_id))
+        return SequenceView.of(self._rows.get(sequence_id))
+
+    def tokens(self, sequence_id: int) -> np.ndarray:
+        """int32 ids of the row's prompt and output."""
+        row = self._rows.get(sequence_id)
+        return row.tokens(0, row.length)
+
+    def kv_key(self, spec: SequenceSpec) -> KVKey:
+        """What, beside the ids, the KV of such a row is the KV of (spec X2)."""
+        return self._rows.key(spec)
 
     def closed(self, sequence_id: int) -> bool:
         """Whether the row's next draw may be submitted before the one in flight is read (spec C51)."""
-        return self._sampler.closed(self._row(sequence_id).sampler_state)
+        return self._sampler.closed(self._rows.get(sequence_id).sampler_state)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
     def open(self, spec: SequenceSpec) -> int:
         """Begin a row. RequestError for its prompt, CapacityError without room, EngineUnhealthy. Never reuses an id."""
         self._check_healthy()
-        context, prompt = self._settings.context, len(spec.prompt_ids)
-        check_prompt(spec.prompt_ids, vocab=self._settings.vocab, context=context)
-        max_new = reply_bound(spec.params, prompt, context)
-        check_bounds(spec.params, vocab=self._settings.vocab, max_new=max_new)
-        if not self._free_slots:
-            raise CapacityError(f"all {self._settings.slots} rows are taken", hint="close a sequence first")
-        sequence_id, slot = self._next_id, self._free_slots[-1]
-        self._kv.open(sequence_id, min(context, prompt + max_new))
-        try:
-            self._backend.open(slot, spec)
-            try:
-                sampler_state = self._sampler.open(spec)
-                finish_state = self._finish.open(spec, max_new=max_new, context=context)
-            except BaseException:
-                self._backend.release(slot)
-                raise
-        except BaseException:
-            self._kv.free(sequence_id)
-            raise
-        self._next_id += 1
-        self._free_slots.pop()
-        row = Sequence(sequence_id, spec, slot, max_new, context, sampler_state, finish_state)
-        self._rows[sequence_id] = row
-        if max_new == 0:
-            row.state, row.ending = SequenceState.FINISHED, Ending("max_tokens")
-        return sequence_id
+        return self._rows.open(spec).id
+
+    def adopt(self, spec: SequenceSpec, prefix: DetachedKV, length: int) -> int:
+        """Begin a row behind the first `length` positions of `prefix`, which are neither computed nor written (spec
+        V14). As `open`; AdoptError, with a reason of spec 8.6, for a prefix it cannot begin with. Where pages are not
+        shared they move: the record is spent."""
+        self._check_healthy()
+        return self._rows.open(spec, prefix, length).id
+
+    def detach(self, sequence_id: int, length: int | None = None) -> DetachedKV:
+        """The KV of a row that finished or was cancelled, `length` positions of it or all that are stored, for the
+        caller, who hands it to a cache or gives it to `release`. The row stays until `close`, without KV. BatchShapeError
+        for another row, AdoptError where KV does not leave a row."""
+        row = self._rows.get(sequence_id)
+        return self._rows.detach(row, row.stored if length is None else length)
+
+    def share(self, sequence_id: int, length: int | None = None) -> DetachedKV:
+        """As `detach`, of any row, which keeps its KV as well: for rows that begin with the same ids. AdoptError where
+        pages are not shared."""
+        row = self._rows.get(sequence_id)
+        return self._rows.share(row, row.stored if length is None else length)
+
+    def release(self, prefix: DetachedKV) -> None:
+        """Give up a record that was not spent."""
+        self._kv.release(prefix.pages)
+
+    def unwind(self, sequence_id: int, count: int) -> None:
+        """Take back the newest `count` stored positions, 0 to 16, none that was adopted; what remains keeps its bits.
+        They are fed again by pieces or, in the output, by replayed `Decode`s. RewindError where the layers cannot."""
+        row = self._rows.get(sequence_id)
+        self._reserved = None
+        self._rows.unwind(row, count)
+
+    def preempt(self, sequence_id: int) -> None:
+        """Take KV and slot of a row, and nothing else (spec C18). A plan over prompt ++ output[:-1] with `draw=False`
+        brings it back, after `resume`, or from position 0 by itself as soon as its first piece is reserved. A row that
+        has neither stays so. BatchShapeError for a row that ended or has a step in flight."""
+        row = self._rows.get(sequence_id)
+        if row.ended or row.in_flight:
+            raise BatchShapeError(
+                f"sequence {row.id} is {row.state.value} with {row.in_flight} steps in flight, and keeps its KV",
+                hint="collect its step first",
+            )
+        self._reserved = None
+        if row.state is not SequenceState.PREEMPTED or row.slot is not None:
+            self._rows.preempt(row)
+
+    def resume(self, sequence_id: int, prefix: DetachedKV | None = None, length: int = 0) -> None:
+        """Give a preempted row a slot again, and the first `length` positions of a prefix, as `adopt` does.
+        CapacityError while no slot is free; the row then stays as it is."""
+        self._check_healthy()
+        row = self._rows.get(sequence_id)
+        if row.state is not SequenceState.PREEMPTED or row.slot is not None:
+            raise BatchShapeError(f"sequence {row.id} is {row.state.value}, and has its slot")
+        self._rows.seat(row, prefix, length)
 
     def cancel(self, sequence_id: int, cause: str = "cancelled") -> RowOutcome:
         """End a row from outside: its text's tail comes along. A step of it in flight is dropped when collected."""
-        row = self._row(sequence_id)
+        row = self._rows.get(sequence_id)
         if row.ended:
             return self._last_outcome(row)
         tail = self._finish.flush(row.finish_state)
@@ -165,12 +203,11 @@ class Engine:
 
     def close(self, sequence_id: int) -> bool:
         """Free a row; returns whether it was open. With a step in flight its pages are freed when that is collected."""
-        row = self._rows.get(sequence_id)
-        if row is None or row.closing:
+        row = self._rows.find(sequence_id)
+        if row is None:
             return False
         row.closing = True
-        if row.in_flight == 0:
-            self._forget(row)
+        self._rows.forget_closed([row])
         return True
 
     def shutdown(self) -> None:
@@ -181,8 +218,8 @@ class Engine:
         self._steps.clear()
         with ExitStack() as stack:  # what one plugin raises keeps nothing of the others
             stack.callback(self._backend.close)
-            for row in self._rows.values():
-                stack.callback(self._forget, row)
+            for row in self._rows:
+                stack.callback(self._rows.forget, row)
 
     def __enter__(self) -> Engine:
         return self
@@ -199,7 +236,12 @@ class Engine:
         self._check_healthy()
         rows = self._check(parts)
         self._reserved = None
-        self._kv.reserve([(row.id, part_length(part)) for row, part in zip(rows, parts, strict=True)])
+        seated = self._rows.seat_all(rows)
+        try:
+            self._kv.reserve([(row.id, part_length(part)) for row, part in zip(rows, parts, strict=True)])
+        except BaseException:
+            self._rows.unseat_all(seated)
+            raise
         self._reserved = tuple(parts)
 
     def submit(self, parts: Listing[Part]) -> Ticket:
@@ -219,6 +261,7 @@ class Engine:
         for ahead in self._steps:
             ahead.followed += rows
         handle: Any
+        copied = [row for row in rows if self._kv.page_copy(row.id) is not None]
         try:
             plan = pack_step(rows, parts, drawing, kv=self._kv, sampler=self._sampler)
             for row, part in zip(rows, parts, strict=True):
@@ -229,6 +272,8 @@ class Engine:
             handle = as_fault(error)
         except BaseException:  # an interrupt: there was no step
             self._trim_all()
+            for row in copied:  # nobody knows whether its page was copied
+                self._rows.preempt(row)
             raise
         ticket = Ticket(self._next_ticket, tuple(parts))
         self._next_ticket += 1
@@ -236,6 +281,7 @@ class Engine:
         step.count(1)
         for row, part in zip(rows, parts, strict=True):
             row.in_flight += 1
+            row.written = max(row.written, row.stored + row.fed)
             if isinstance(part, Piece):
                 row.state = SequenceState.PREFILLING
         self._steps.append(step)
@@ -261,16 +307,14 @@ class Engine:
             self._trim_all()
             raise
         finally:
-            for row in step.rows:
-                if row.closing and row.in_flight == 0:
-                    self._forget(row)
+            self._rows.forget_closed(step.rows)
 
     def prefill(
         self, sequence_id: int, plan: PrefillPlan, on_piece: Callable[[Span], None] = lambda span: None
     ) -> RowOutcome:
         """Run the pieces of a plan from what is stored on: a loop of reserve, submit, collect. The last outcome, or the
         first error. A row that has ended already runs nothing. `on_piece` is told of each piece that ran."""
-        row = self._row(sequence_id)
+        row = self._rows.get(sequence_id)
         self._check_idle()
         if row.state is SequenceState.FINISHED:
             return self._last_outcome(row)
@@ -342,9 +386,12 @@ class Engine:
         if status:
             kind = NumericFault if status & 0xFF == 1 else NoTokenAllowed
             words = self._sampler.fault(row.sampler_state, status)
-            return self._fail(row, kind(f"sequence {row.id}: {words} at position {position}"))
+            return self._rows.fail(row, kind(f"sequence {row.id}: {words} at position {position}"))
+        if isinstance(part, Piece) and row.prefilled == row.stored:
+            row.prefilled += part_length(part)
         row.stored += part_length(part)
         row.steps += 1
+        row.rewindable = part_length(part)
         if row.state is SequenceState.PREFILLING and row.stored >= row.prompt_length:
             known = row.length - 1 if place is None else row.length
             if row.stored >= known:
@@ -363,7 +410,7 @@ class Engine:
         except Exception as error:
             log.warning("sequence %d failed behind the forward", row.id, exc_info=error)
             fault = error if isinstance(error, MlxcelError) else RowFault(f"sequence {row.id}: {error!r}")
-            return self._fail(row, fault)
+            return self._rows.fail(row, fault)
         ending = resolution.ending
         outcome = RowOutcome(
             row.id,
@@ -375,8 +422,8 @@ class Engine:
             detail=ending.detail if ending else None,
             logprobs=logprobs,
         )
-        if ending is not None and row.in_flight == 0 and (short := self._trim(row)) is not None:
-            return self._fail(row, short, resolution.released)
+        if ending is not None and row.in_flight == 0 and (short := self._rows.trim(row)) is not None:
+            return self._rows.fail(row, short, resolution.released)
         return outcome
 
     def _commit(self, row: Sequence, token: int, observed: float | None, resolution: Resolution) -> None:
@@ -389,28 +436,14 @@ class Engine:
     def _drop(self, row: Sequence) -> RowOutcome:
         """A result that must not count: of a row that ended with this step in flight, whose position is taken back, or
         of a step that was lost."""
-        if row.state is SequenceState.FINISHED and row.in_flight == 0 and (short := self._trim(row)) is not None:
-            return self._fail(row, short)
+        if row.state is SequenceState.FINISHED and row.in_flight == 0 and (short := self._rows.trim(row)) is not None:
+            return self._rows.fail(row, short)
         return RowOutcome(row.id)
-
-    def _trim(self, row: Sequence) -> TrimError | None:
-        """Give back positions beyond what is stored and in flight."""
-        length = row.stored + row.fed
-        try:
-            kept = self._kv.trim(row.id, length)
-        except Exception as error:
-            log.warning("sequence %d could not be trimmed", row.id, exc_info=error)
-            return TrimError(f"sequence {row.id}: the KV store cannot trim to {length} positions: {error!r}")
-        if kept == length:
-            return None
-        return TrimError(f"sequence {row.id}: the KV store kept {kept} positions where {length} are valid")
 
     def _trim_all(self) -> None:
         """Behind an interrupt: the KV store again counts what the rows count, and no reservation stands."""
         self._reserved = None
-        for row in self._rows.values():
-            if (short := self._trim(row)) is not None and not row.ended:
-                self._fail(row, short)
+        self._rows.trim_all()
 
     def _lose_steps_ahead(self) -> None:
         for step in self._steps:
@@ -422,55 +455,27 @@ class Engine:
         if self._kv_spec.windowed or self._kv_spec.recurrent:
             for row in void.rows:
                 if row in void.followed and not row.ended:
-                    self._preempt(row)
-
-    def _fail(self, row: Sequence, error: Exception, tail: Released | None = None) -> RowOutcome:
-        """The row ends with an error, and with the text that waited (spec F13) unless `tail` says what of it counts."""
-        if tail is None and not row.ended:
-            try:
-                tail = self._finish.flush(row.finish_state)
-            except Exception as lost:
-                log.warning("sequence %d lost the end of its text", row.id, exc_info=lost)
-        row.state, row.error, row.ending = SequenceState.FAILED, error, None
-        tail = tail or Released()
-        return RowOutcome(row.id, text=tail.text, reasoning=tail.reasoning, error=error)
+                    self._rows.preempt(row)
 
     def _fail_step(self, step: Step, fault: BackendFault) -> list[RowOutcome]:
         """Rows of the step end with the fault; rows outside it go on, or start over when the KV is lost (spec E18)."""
         number, parts = step.ticket.number, step.ticket.parts
         self._faults_in_a_row += 1
         log.warning("step %d failed (%d in a row): %s", number, self._faults_in_a_row, fault)
-        outcomes = [self._drop(row) if row.ended else self._fail(row, fault) for row in step.rows]
+        outcomes = [self._drop(row) if row.ended else self._rows.fail(row, fault) for row in step.rows]
         if not fault.kv_intact:
             self._lose_steps_ahead()
-            for row in self._rows.values():
-                if row.state in (SequenceState.PREFILLING, SequenceState.DECODING):
-                    self._preempt(row)
+            self._rows.lose_kv()
         if self._sick is None and self._faults_in_a_row >= self._settings.max_consecutive_faults:
             self._sick = EngineUnhealthy(
                 f"{self._faults_in_a_row} steps failed in a row",
                 hint="restart; run with -vv for the backend's own trace",
             )
-            for row in self._rows.values():
+            for row in self._rows:
                 if not row.ended:
-                    self._fail(row, self._sick)
+                    self._rows.fail(row, self._sick)
         self._observers.step_finished(StepReport(number, parts, tuple(outcomes), 0, {}, fault))
         return outcomes
-
-    def _preempt(self, row: Sequence) -> None:
-        """The row loses its KV and nothing else: a plan over prompt ++ output[:-1] brings it back."""
-        row.stored, row.state = 0, SequenceState.PREEMPTED
-        self._finish.pause(row.finish_state)
-        if (short := self._trim(row)) is not None:
-            self._fail(row, short)
-
-    def _forget(self, row: Sequence) -> None:
-        del self._rows[row.id]
-        self._free_slots.append(row.slot)
-        try:
-            self._kv.free(row.id)
-        finally:
-            self._backend.release(row.slot)
 
     def _last_outcome(self, row: Sequence) -> RowOutcome:
         if row.error is not None:
@@ -478,14 +483,8 @@ class Engine:
         ending = row.ending
         return RowOutcome(row.id, cause=ending.cause if ending else None, detail=ending.detail if ending else None)
 
-    def _row(self, sequence_id: int) -> Sequence:
-        row = self._rows.get(sequence_id)
-        if row is None or row.closing:
-            raise UnknownSequence(sequence_id)
-        return row
-
     def _check(self, parts: Listing[Part]) -> list[Sequence]:
-        rows = [self._row(part.sequence_id) for part in parts]
+        rows = [self._rows.get(part.sequence_id) for part in parts]
         longest = self._settings.chunk if self._kv_spec.windowed else None
         check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level, longest=longest)
         for row, part in zip(rows, parts, strict=True):

@@ -41,6 +41,7 @@ def pack_step(
         logits_rows=logits_rows,
         draw_rows=draw_rows,
         sampling=sampling,
+        page_copies=_page_copies(rows, kv),
     )
 
 
@@ -66,6 +67,12 @@ def _asked(
         [rows[int(r)].drawing > 0 for r in draw_rows],
     )
     return query_start[1:][draw_rows] - 1, draw_rows, sampling
+
+
+def _page_copies(rows: Listing[Sequence], kv: KVStore) -> np.ndarray:
+    """int32 [N, 3] of the rows whose reservation needs a page of their own."""
+    copies = [copy for row in rows if (copy := kv.page_copy(row.id)) is not None]
+    return np.array(copies, np.int32).reshape(-1, 3)
 
 
 def _page_table(row: Sequence, length: int, kv: KVStore) -> np.ndarray:

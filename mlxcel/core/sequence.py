@@ -29,7 +29,7 @@ class Sequence:
 
     id: int
     spec: SequenceSpec
-    slot: int
+    slot: int | None  # None: preempted, or its KV was handed over
     max_new: int  # most output tokens
     context: int  # N
     sampler_state: Any
@@ -42,6 +42,11 @@ class Sequence:
     drawing: int = 0  # how many of these parts draw
     ahead: int = 0  # how many of these parts count: a lost one does not
     steps: int = 0  # parts whose positions are stored: the parity says which copy of recurrent state is valid
+    adopted: int = 0  # A: positions that it came with
+    prefilled: int = 0  # positions from 0 that pieces of plans computed (spec V15)
+    written: int = 0  # positions that its rings have seen, those of dropped steps too
+    rewindable: int = 0  # positions of its last step, where the older copy of recurrent state is still whole
+    epoch: int = 0  # of the KV arrays it was seated in
     ending: Ending | None = None
     error: Exception | None = None
     closing: bool = False  # close() was called with a step in flight
@@ -77,6 +82,8 @@ class SequenceView:
     output: tuple[int, ...]
     stored: int
     in_flight: int
+    adopted: int
+    prefilled: int
     max_new: int
     context: int
     ending: Ending | None
@@ -91,6 +98,8 @@ class SequenceView:
             output=tuple(row.output),
             stored=row.stored,
             in_flight=row.in_flight,
+            adopted=row.adopted,
+            prefilled=row.prefilled,
             max_new=row.max_new,
             context=row.context,
             ending=row.ending,

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from mlxcel.core.kv import KVSpec, KVStats, ceil_block
-from mlxcel.errors import CapacityError, UnknownSequence
+from mlxcel.errors import AdoptError, CapacityError, UnknownSequence
 
 
 @attrs.define
@@ -24,13 +24,16 @@ class DenseKV:
 
     name = "dense"
     paged = False
+    shares = False
 
-    def __init__(self, *, kv_spec: KVSpec, slots: int, context: int, page_size: int) -> None:
-        """`page_size` is the paged stores' and means nothing here: a page is the context, in whole blocks."""
+    def __init__(self, *, kv_spec: KVSpec, slots: int, context: int, page_size: int, pages: int | None = None) -> None:
+        """`page_size` and `pages` are the paged stores' and mean nothing here: a page is the context, in whole blocks,
+        and each row has one."""
         self.page_size = ceil_block(context)
         self.num_pages = slots
         self._free = list(range(slots - 1, -1, -1))
         self._rows: dict[int, _Row] = {}
+        self._held: set[int] = set()  # pages that were detached
 
     def open(self, sequence_id: int, capacity: int) -> None:
         if not self._free:
@@ -41,6 +44,31 @@ class DenseKV:
         if capacity > self.page_size:
             raise CapacityError(f"a row of {capacity} positions was asked for, a page holds {self.page_size}")
         self._rows[sequence_id] = _Row(self._free.pop(), ceil_block(capacity))
+
+    def adopt(self, sequence_id: int, capacity: int, pages: Sequence[int], length: int) -> None:
+        """The page moves here. AdoptError when it has moved before, or was given back."""
+        page = pages[0]
+        if page not in self._held:
+            raise AdoptError("a page can be adopted once, and this one is no longer held", reason="no_match")
+        if capacity > self.page_size:
+            raise CapacityError(f"a row of {capacity} positions was asked for, a page holds {self.page_size}")
+        self._held.remove(page)
+        self._rows[sequence_id] = _Row(page, ceil_block(capacity), length)
+
+    def detach(self, sequence_id: int, length: int) -> tuple[int, ...]:
+        if length > self._row(sequence_id).written:
+            raise CapacityError(f"sequence {sequence_id} has not written {length} positions")
+        page = self._rows.pop(sequence_id).page
+        self._held.add(page)
+        return (page,)
+
+    def retain(self, pages: Sequence[int]) -> None:
+        raise ValueError("dense pages are not shared")
+
+    def release(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._held.remove(page)
+            self._free.append(page)
 
     def reserve(self, wants: Sequence[tuple[int, int]]) -> None:
         for row in self._rows.values():
@@ -53,6 +81,9 @@ class DenseKV:
                 )
         for sequence_id, count in wants:
             self._row(sequence_id).reserved = count
+
+    def page_copy(self, sequence_id: int) -> None:
+        """A row never writes into the page of another."""
 
     def advance(self, sequence_id: int, count: int) -> None:
         row = self._row(sequence_id)
@@ -77,7 +108,7 @@ class DenseKV:
         self._free.append(row.page)
 
     def stats(self) -> KVStats:
-        return KVStats(self.num_pages, len(self._free), len(self._rows), self.page_size)
+        return KVStats(self.num_pages, len(self._free), len(self._rows), self.page_size, len(self._held))
 
     def _row(self, sequence_id: int) -> _Row:
         try:
