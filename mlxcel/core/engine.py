@@ -26,7 +26,7 @@ from mlxcel.core.sampling import Sampler
 from mlxcel.core.score import score
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
 from mlxcel.core.settings import EngineSettings
-from mlxcel.core.step import Step, as_fault, check_result, part_scores, row_status
+from mlxcel.core.step import Step, as_fault, check_result, last_outcome, part_scores, row_status
 from mlxcel.errors import (
     BackendFault,
     BatchShapeError,
@@ -147,8 +147,8 @@ class Engine:
 
     def detach(self, sequence_id: int, length: int | None = None) -> DetachedKV:
         """The KV of a row that finished or was cancelled, `length` positions of it or all that are stored, for the
-        caller, who hands it to a cache or gives it to `release`. The row stays until `close`, without KV. BatchShapeError
-        for another row, AdoptError where KV does not leave a row."""
+        caller, who hands it to a cache or to `release`. The row stays until `close`, without KV. BatchShapeError for
+        another row, AdoptError where KV does not leave a row."""
         row = self._rows.get(sequence_id)
         return self._rows.detach(row, row.stored if length is None else length)
 
@@ -196,7 +196,7 @@ class Engine:
         """End a row from outside: its text's tail comes along. A step of it in flight is dropped when collected."""
         row = self._rows.get(sequence_id)
         if row.ended:
-            return self._last_outcome(row)
+            return last_outcome(row)
         tail = self._finish.flush(row.finish_state)
         row.state, row.ending = SequenceState.FINISHED, Ending(cause)
         return RowOutcome(row.id, text=tail.text, reasoning=tail.reasoning, cause=cause)
@@ -317,7 +317,7 @@ class Engine:
         row = self._rows.get(sequence_id)
         self._check_idle()
         if row.state is SequenceState.FINISHED:
-            return self._last_outcome(row)
+            return last_outcome(row)
         starts = [span.start for span in plan.pieces]
         if row.stored not in starts:
             raise BatchShapeError(
@@ -436,6 +436,7 @@ class Engine:
     def _drop(self, row: Sequence) -> RowOutcome:
         """A result that must not count: of a row that ended with this step in flight, whose position is taken back, or
         of a step that was lost."""
+        row.rewindable = 0  # the older copy of recurrent state was written to
         if row.state is SequenceState.FINISHED and row.in_flight == 0 and (short := self._rows.trim(row)) is not None:
             return self._rows.fail(row, short)
         return RowOutcome(row.id)
@@ -476,12 +477,6 @@ class Engine:
                     self._rows.fail(row, self._sick)
         self._observers.step_finished(StepReport(number, parts, tuple(outcomes), 0, {}, fault))
         return outcomes
-
-    def _last_outcome(self, row: Sequence) -> RowOutcome:
-        if row.error is not None:
-            return RowOutcome(row.id, error=row.error)
-        ending = row.ending
-        return RowOutcome(row.id, cause=ending.cause if ending else None, detail=ending.detail if ending else None)
 
     def _check(self, parts: Listing[Part]) -> list[Sequence]:
         rows = [self._rows.get(part.sequence_id) for part in parts]

@@ -20,7 +20,7 @@ class EngineSettings:
     chunk: int = 2048
     max_consecutive_faults: int = 8
     max_logprobs: int = 20
-    identity: ModelIdentity = ModelIdentity()
+    identity: ModelIdentity = attrs.field(factory=ModelIdentity)
 
     def layout(self, spec: KVSpec, kv: KVStore) -> KVLayout:
         """What a backend makes its KV arrays from."""

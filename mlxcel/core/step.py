@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from mlxcel.core.parts import part_length, scoring
-from mlxcel.core.plan import Part, Scores, Scoring, StepResult, Ticket
+from mlxcel.core.plan import Part, RowOutcome, Scores, Scoring, StepResult, Ticket
 from mlxcel.core.sequence import Sequence
 from mlxcel.errors import BackendFault
 
@@ -101,3 +101,11 @@ def part_scores(part: Part, result: StepResult) -> Scores | None:
         np.take_along_axis(result.top_ids, order, axis=-1),
         np.take_along_axis(result.top_logprobs, order, axis=-1),
     )
+
+
+def last_outcome(row: Sequence) -> RowOutcome:
+    """How a row ended, for whoever asks again."""
+    if row.error is not None:
+        return RowOutcome(row.id, error=row.error)
+    ending = row.ending
+    return RowOutcome(row.id, cause=ending.cause if ending else None, detail=ending.detail if ending else None)
