@@ -18,6 +18,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (None, 0),
     "query_pre_attn_scalar": (None,),
     "use_bidirectional_attention": (None, False),
+    "is_causal": (None, True),
     "embedding_multiplier": (None, 1),
     "residual_multiplier": (None, 1),
     "attention_multiplier": (None,),
@@ -30,6 +31,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alibi": (None, False),
     "use_qk_norm": (None, False),
     "qk_layernorm": (None, False),
+    "qk_norm": (None, False),
+    "lm_head_bias": (None, False),
     "is_encoder_decoder": (None, False),
 }
 """Keys that change the mathematics, and their values that do not. A family reads those it knows; the others must be

@@ -17,6 +17,11 @@ from mlxcel.errors import CheckpointError, shown
 
 TEXT_KEYS: Final = ("text_config", "llm_config", "language_config")
 MODALITIES: Final = ("vision_config", "audio_config", "thinker_config", "talker_config")
+OTHER_HEADS: Final = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"),
+    *("ForRewardModel", "ForProcessRewardModel", "ForMaskedLM"),
+)
+"""How architectures end whose head gives no logits of the next token."""
 EMBED: Final = "embed_tokens.weight"
 ROOT: Final = "model."
 HEAD: Final = "lm_head."
@@ -29,6 +34,9 @@ _BUFFERS: Final = (".rotary_emb.inv_freq",)  # written by old releases, recomput
 
 def text_model_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The config of the text model: the inner one, with what is said only outside of it (`tie_word_embeddings` ...).
+
+    An inner null stays one where nothing is said outside: left out, a key means what the family takes for granted, and
+    `"sliding_window": null` is no window.
 
     `eos_token_id` is the outer one where both say it, and the inner config stays under `text_config`: both name ends.
     Without an inner config the config itself. `where` names the file. Raises CheckpointError for an inner config that
@@ -48,7 +56,8 @@ def text_model_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         inner = config[key]
         if not isinstance(inner, Mapping):
             raise CheckpointError(f"{where}: {key} is {shown(inner)}, an object is needed")
-        merged = {**config, **{name: value for name, value in inner.items() if value is not None}, "text_config": inner}
+        said = {name: value for name, value in inner.items() if value is not None or config.get(name) is None}
+        merged = {**config, **said, "text_config": inner}
         if inner.get("model_type") is None:
             raise CheckpointError(
                 f"{where}: {key} has no model_type, so that the text model of {shown(config.get('model_type'))} is of "
@@ -63,7 +72,19 @@ def text_model_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             "are run",
             hint="take a decoder-only model",
         )
+    refuse_other_heads(config, where)
     return merged
+
+
+def refuse_other_heads(config: Mapping[str, Any], where: str) -> None:
+    """CheckpointError for a model that was trained to classify: its body would run, with a head it was not made for."""
+    names = config.get("architectures")
+    for name in names if isinstance(names, list) else []:
+        if isinstance(name, str) and name.endswith(OTHER_HEADS):
+            raise CheckpointError(
+                f"{where}: the architecture is {shown(name)}, a model that scores or labels texts and writes none",
+                hint="take a model for text generation (its architecture ends in ForCausalLM)",
+            )
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
