@@ -228,7 +228,7 @@ class Raises:
 def test_a_token_that_fails_takes_no_text_with_it(fault):
     """F2, F13: what was held of the tokens before it goes out, nothing of its own."""
     options = {"faults": [Fault("detokenise", 4)]} if fault == "detokeniser" else {"steps": {"raises": Raises(4)}}
-    seen = drive("alone", [*b"abcd"], stop=["bcde"], **options)
+    seen = drive("alone", [*b"abc", *"€".encode()], stop=["bcde"], **options)
     assert isinstance(seen.error, RowFault)
     assert (bytes(seen.output), seen.text) == (b"abc", "abc")
 

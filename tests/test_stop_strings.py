@@ -280,11 +280,13 @@ def test_every_kind_of_tokenizer(kind, data):
         assert (got.detail, got.text) == (found[2], text[: found[0]])
 
 
-@pytest.mark.parametrize("kind", ["byte-fallback", "llama-2", "metaspace, byte fallback"])
-def test_a_special_stop_behind_byte_tokens(kind):
+@pytest.mark.parametrize("kind", ["byte-fallback", "llama-2", "metaspace, byte fallback", "two spaces"])
+@pytest.mark.parametrize("before", ["", "\n", "😀\n"])
+def test_a_special_stop_behind_byte_tokens(kind, before):
     """T7, F11: whole characters that wait for the end of their run stand before the special token, and are shown."""
     tok = library_tokenizer(kind)
     (special,) = [index for index in range(tok.size) if tok.is_special(index)]
     ids = [tok.encode("x", add_special=False)[-1], *(byte_id(tok, byte) for byte in "😀\n".encode()), special]
-    got = reply(tok, ids, stop=[tok.token_text(special)])
-    assert (got.text, got.cause, got.tokens) == (tok.decode(ids, skip_special=True), "stop_string", len(ids))
+    got = reply(tok, ids, stop=[before + tok.token_text(special)])
+    text = tok.decode(ids, skip_special=True).removesuffix(before)
+    assert (got.text, got.cause, got.tokens) == (text, "stop_string", len(ids))
