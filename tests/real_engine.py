@@ -7,6 +7,7 @@ from mlxcel.core.engine import Engine
 from mlxcel.core.observe import Observers
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.plan import Decode, Piece
+from mlxcel.core.prefix import ModelIdentity
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
@@ -102,21 +103,36 @@ class Real:
 
 
 def real_engine(
-    checkpoint, family=None, *, slots=9, context=512, chunk=2048, tokenizer=None, observers=(), max_logprobs=20
+    checkpoint,
+    family=None,
+    *,
+    slots=9,
+    context=512,
+    chunk=2048,
+    tokenizer=None,
+    observers=(),
+    max_logprobs=20,
+    kv_store=DenseKV,
+    page_size=16,
+    pages=None,
+    backend=None,
+    identity=None,
 ):
     """With a tokenizer, ids at or above its size are masked, and texts are its own."""
     family = family or Llama()
     config = family.parse_config(checkpoint)
-    backend = KeepingBackend()
+    backend = backend or KeepingBackend()
     backend.load(family, config, checkpoint, NoProgress())
     kv_spec = family.kv_spec(config)
     engine = Engine(
         backend=backend,
         kv_spec=kv_spec,
-        kv=DenseKV(kv_spec=kv_spec, slots=slots, context=context, page_size=16),
+        kv=kv_store(kv_spec=kv_spec, slots=slots, context=context, page_size=page_size, pages=pages),
         sampler=KeepingSampler(vocab=config.vocab_size, tokenizer=tokenizer),
         finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer or ByteTokenizer()), steps={}),
-        settings=EngineSettings(config.vocab_size, context, slots, chunk, max_logprobs=max_logprobs),
+        settings=EngineSettings(
+            config.vocab_size, context, slots, chunk, max_logprobs=max_logprobs, identity=identity or ModelIdentity()
+        ),
         observers=Observers(tuple(observers)),
     )
     return Real(engine, backend, config.vocab_size)

@@ -6,9 +6,10 @@ import pytest
 from mlxcel.core.kv import KVStats
 from mlxcel.errors import CapacityError, UnknownSequence
 from mlxcel.plugins.kv.dense import DenseKV
+from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.testing.store_kit import check_kv_store
 
-STORES = {"dense": DenseKV}
+STORES = {"dense": DenseKV, "paged": PagedKV}
 LAST = 60
 """A row that the walk opens late: near the end of it."""
 

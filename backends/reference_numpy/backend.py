@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -19,7 +20,7 @@ from mlxcel.core.sampling import Carry, Sampler
 from mlxcel.core.source import Progress
 from mlxcel.errors import DeviceError, UsageError
 from mlxcel_reference_numpy.context import NumpyContext
-from mlxcel_reference_numpy.storage import LayerStorage, make_storage, routes
+from mlxcel_reference_numpy.storage import LayerStorage, copy_pages, make_storage, page_arrays, ring_arrays, routes
 from mlxcel_reference_numpy.weights import Weights, load_weights
 
 
@@ -86,6 +87,7 @@ class NumpyBackend:
 
     def submit(self, plan: StepPlan) -> StepResult:
         model, running = self._loaded(), self._started()
+        copy_pages(running.storage, plan.page_copies)
         own = np.repeat(running.last_tokens[plan.slots], np.diff(plan.query_start))
         token_ids = np.where(plan.token_ids == CARRY, own, plan.token_ids)
         context = NumpyContext(plan, token_ids, model.weights, running.storage, running.layout.context)
@@ -103,6 +105,21 @@ class NumpyBackend:
         if drawn.observed is not None:
             running.last_observed[slots] = drawn.observed
         return StepResult(*drawn, launches)
+
+    def export_state(self, slot: int) -> tuple[list[np.ndarray], int]:
+        rings = [array[slot].copy() for array in ring_arrays(self._started().storage)]
+        return rings, sum(ring.nbytes for ring in rings)
+
+    def import_state(self, slot: int, state: list[np.ndarray]) -> None:
+        for array, ring in zip(ring_arrays(self._started().storage), state, strict=True):
+            array[slot] = ring
+
+    def export_pages(self, pages: Sequence[int]) -> list[np.ndarray]:
+        return [array[list(pages)] for array in page_arrays(self._started().storage)]
+
+    def import_pages(self, pages: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
+        for array, values in zip(page_arrays(self._started().storage), arrays, strict=True):
+            array[list(pages)] = values
 
     def read(self, handle: StepResult) -> StepResult:
         return handle

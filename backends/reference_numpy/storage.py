@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 
@@ -63,6 +65,25 @@ def make_storage(layout: KVLayout) -> list[LayerStorage]:
             case RecurrentKV():
                 made.append(States(tuple(np.zeros((2, layout.slots, *shape), np.float32) for shape in kv.shapes)))
     return made
+
+
+def copy_pages(storage: Sequence[LayerStorage], copies: np.ndarray) -> None:
+    """int32 [N, 3], (from, to, positions): the first positions of a page, in every full layer."""
+    for layer in storage:
+        if isinstance(layer, Pages):
+            for array in layer.arrays:
+                for source, target, count in copies.tolist():
+                    array[target, :, :count] = array[source, :, :count]
+
+
+def page_arrays(storage: Sequence[LayerStorage]) -> list[np.ndarray]:
+    """Keys and values [pages, heads, page_size, width] of each full layer in turn."""
+    return [array for layer in storage if isinstance(layer, Pages) for array in layer.arrays]
+
+
+def ring_arrays(storage: Sequence[LayerStorage]) -> list[np.ndarray]:
+    """Keys and values [slots, heads, ring, width] of each layer with a window in turn."""
+    return [array for layer in storage if isinstance(layer, Rings) for array in layer.arrays]
 
 
 def routes(layout: KVLayout) -> tuple[str, ...]:

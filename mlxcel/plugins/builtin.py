@@ -66,7 +66,10 @@ def mlxcel_model_sources() -> list[ModelSource]:
 
 @hookimpl
 def mlxcel_kv_stores() -> list[Named]:
-    return [Named("dense", "one page a row, as long as the context", "mlxcel.plugins.kv.dense:DenseKV")]
+    return [
+        Named("dense", "one page a row, as long as the context", "mlxcel.plugins.kv.dense:DenseKV"),
+        Named("paged", "small pages that rows share and grow by", "mlxcel.plugins.kv.paged:PagedKV"),
+    ]
 
 
 @hookimpl

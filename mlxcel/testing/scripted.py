@@ -137,6 +137,20 @@ class ScriptedBackend:
             self._observed[slots] = drawn.observed
         return StepResult(*drawn, {"script": plan.num_rows})
 
+    def export_state(self, slot: int) -> tuple[None, int]:
+        """A script keeps no rings."""
+        return None, 0
+
+    def import_state(self, slot: int, state: None) -> None:
+        """A script keeps no rings."""
+
+    def export_pages(self, pages: Sequence[int]) -> list[np.ndarray]:
+        """A script keeps no KV."""
+        return []
+
+    def import_pages(self, pages: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
+        """A script keeps no KV."""
+
     def read(self, handle: StepResult) -> StepResult:
         self._clock.advance(self._delay)
         return handle
@@ -172,15 +186,18 @@ def scripted_engine(
     finish_steps: Mapping[str, FinishStep] | None = None,
     processors: Mapping[str, LogitsProcessor] | None = None,
     observers: Sequence[Observer] = (),
+    kv_store: Callable[..., KVStore] = DenseKV,
+    page_size: int = 16,
+    pages: int | None = None,
 ) -> ScriptedEngine:
-    """The real engine, dense KV, sampler and finish step around a ScriptedBackend; `faults` wraps each of them. V is
+    """The real engine, KV store, sampler and finish step around a ScriptedBackend; `faults` wraps each of them. V is
     `vocab`, or the tokenizer's size."""
     clock = ManualClock()
     vocab = vocab or tokenizer.size
     plan = faults or FaultPlan(())
     plan.clock = clock
     backend = ScriptedBackend(scripts, vocab=vocab, clock=clock, delay=delay, level=level, mixed_steps=mixed_steps)
-    kv = DenseKV(kv_spec=SCRIPTED_KV, slots=slots, context=context, page_size=16)
+    kv = kv_store(kv_spec=SCRIPTED_KV, slots=slots, context=context, page_size=page_size, pages=pages)
     finish = StandardFinish(
         stream=plan.stream(lambda spec: reply_stream(tokenizer, spec)),
         steps=finish_steps or {},

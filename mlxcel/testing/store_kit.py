@@ -35,7 +35,7 @@ def check_kv_store(make: Callable[..., KVStore], *, seed: int = 0, calls: int = 
     """All laws of a store, over one walk. `make` is what `mlxcel_kv_stores` names: it is called as the loader calls it,
     with `kv_spec`, `slots`, `context` and `page_size` by keyword. AssertionError says which law broke, and where.
 
-    - stats: `free + owned == total` after each call, and all is free when every row is gone.
+    - stats: `free + owned + cached == total` after each call, and all is free when every row is gone.
     - open: a row gets room, or CapacityError and nothing changed.
     - reserve: all of the positions or none, and the one before is replaced.
     - advance: no position that is not reserved.
@@ -183,7 +183,8 @@ class _Walk:
 
     def check(self) -> None:
         stats = self.kv.stats()
-        if stats.free + stats.owned != stats.total or min(stats.free, stats.owned) < 0:
+        counts = (stats.free, stats.owned, stats.cached)
+        if sum(counts) != stats.total or min(counts) < 0:
             raise broken("stats", f"free and owned of {stats} do not add up")
         if (stats.total, stats.page_size) != (self.kv.num_pages, self.kv.page_size):
             raise broken("stats", f"{stats} of a store of {self.kv.num_pages} pages of {self.kv.page_size}")
