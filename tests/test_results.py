@@ -1,6 +1,8 @@
 """Endings as a client gets them: the record of an ended request (spec E20, E21; docs/spec/clients.md 0.4)."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from mlxcel.core.observe import Observers
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.reasoning import MarkerPair, ReasoningSplit
 from mlxcel.core.request import SequenceSpec
-from mlxcel.core.result import error_code
+from mlxcel.core.result import NAMED_CAUSES, OPENAI_REASON, error_code
 from mlxcel.direct import generate
 from mlxcel.errors import ContextTooLong, RequestError
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
@@ -220,3 +222,19 @@ def test_h_k14_every_request_has_one_end():
         "error": 40,
         "max_tokens": 40,
     }
+
+
+def test_the_page_of_endings_is_current():
+    """docs/endings.md: every cause, in the order of spec 5.1, its OpenAI reason and `stop_reason`."""
+    page = (Path(__file__).parent.parent / "docs/endings.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| `(stop|length)` \|$", page, re.MULTILINE)
+    assert {cause: reason for cause, _, reason in rows} == {
+        cause: reason for cause, reason in OPENAI_REASON.items() if reason is not None
+    }
+    assert [cause for cause, stop_reason, _ in rows if stop_reason != "null"] == list(NAMED_CAUSES)
+    spec_page = (Path(__file__).parent.parent / "docs/spec/engine.md").read_text(encoding="utf-8")
+    table = spec_page.split("### 5.1 Order and causes")[1].split("###")[0]
+    ordered = [
+        cause for row in re.findall(r"^\| \d+ \|.*$", table, re.MULTILINE) for cause in row.split("|")[3].split(",")
+    ]
+    assert [cause for cause, _, _ in rows] == [cause.strip(" `") for cause in ordered if "`" in cause]
