@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 
 import attrs
 
@@ -30,5 +31,4 @@ class Counters:
     rows_busy: int = 0
 
     def copy(self) -> Counters:
-        fields = {name: getattr(self, name) for name in attrs.fields_dict(Counters)}
-        return Counters(**{name: Counter(v) if isinstance(v, Counter) else v for name, v in fields.items()})
+        return deepcopy(self)

@@ -80,6 +80,12 @@ class Outbox:
             self._changed.notify_all()
         return self._tell() and fine
 
+    @property
+    def slow(self) -> bool:
+        """Whether more is unread than is kept for a reader."""
+        with self._changed:
+            return self._bytes > MAX_BYTES
+
     def end(self, event: Ended) -> bool:
         """Whether this is the end of its choice: a second one is not taken."""
         with self._changed:

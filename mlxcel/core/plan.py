@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -240,6 +240,11 @@ class Scores:
     def none(cls, top: int) -> Scores:
         """Of no position."""
         return cls(np.zeros(0, np.float32), np.zeros((0, top), np.int32), np.zeros((0, top), np.float32))
+
+    @classmethod
+    def joined(cls, found: Sequence[Scores]) -> Scores:
+        """Of all positions of one or more, in their order."""
+        return cls(*(np.concatenate(arrays) for arrays in zip(*map(attrs.astuple, found), strict=True)))
 
     def of_tokens(self, tokens: np.ndarray) -> tuple[TokenLogprobs, ...]:
         """For clients: int32 [n], the tokens behind the positions, with what is said of each."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 
 from mlxcel.core.backend import BackendCaps, Level
@@ -62,7 +61,7 @@ def score(engine: Engine, caps: BackendCaps, ids: np.ndarray, start: int, top: i
                 found.append(outcome.scores)
     finally:
         engine.close(sequence_id)
-    return Scores(*(np.concatenate(arrays) for arrays in zip(*map(attrs.astuple, found), strict=True)))
+    return Scores.joined(found)
 
 
 def score_plan(

@@ -1,0 +1,31 @@
+"""When the time of requests is over (spec C14)."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from mlxcel.core.job import Job
+
+
+class Deadlines:
+    """Jobs by their deadline, the next one first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Job]] = []
+
+    def add(self, deadline: float, job: Job) -> None:
+        heappush(self._heap, (deadline, job.number, job))
+
+    @property
+    def next(self) -> float | None:
+        """The next deadline of a job that goes on."""
+        while self._heap and self._heap[0][2].ended:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[Job]:
+        """Those whose time is over at `now`. They are forgotten."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            found.append(heappop(self._heap)[2])
+        return found
