@@ -21,9 +21,9 @@ def xtc(xp: Any, z: Any, threshold: Any, hit: Any, exempt: Any, keep: Any | None
     p = row.weight / row.whole
     there = z > xp.float32(-xp.inf)
     qualifies = there & ~exempt & (p >= threshold)
-    least = xp.min(xp.where(qualifies, p, xp.float32(2)), axis=-1, keepdims=True)
-    # Fewer than two qualifiers: none lies above the least.
-    goes = qualifies & (p > least) & hit
+    # By z, which orders as p does and rounds no two of them together. Of fewer than two none lies above the least.
+    least = xp.min(xp.where(qualifies, z, xp.float32(xp.inf)), axis=-1, keepdims=True)
+    goes = qualifies & (z > least) & hit
     if keep is not None:
         left = xp.sum((there & ~goes).astype(xp.int32), axis=-1, keepdims=True)
         goes = goes & (left >= keep)
