@@ -127,8 +127,10 @@ class BreakerTable:
         """Ids of a text that stands inside another: some tokenizers put a space before what begins one."""
         if not text:
             return []
-        plain = self._tokenizer.encode(text, add_special=False, parse_special=False)
-        for ids in (plain, self._tokenizer.encode("\n" + text, add_special=False, parse_special=False)):
+        plain: list[int] = []
+        for before in ("", "\n"):
+            ids = self._tokenizer.encode(before + text, add_special=False, parse_special=False)
+            plain = plain or ids
             spelt = [self._tokenizer.token_bytes(token) for token in ids]
             for start in range(len(ids)):
                 if b"".join(spelt[start:]) == text.encode():

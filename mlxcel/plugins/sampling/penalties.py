@@ -61,8 +61,9 @@ class Repetition:
 
     def apply(self, xp: Any, z: Any, params: Mapping[str, Any], carry: Carry) -> Any:
         """A quotient beyond float32 becomes its largest number."""
-        penalty = params["repetition.penalty"][:, None]
         ids, _ = with_newest(xp, params["repetition.ids"], params["repetition.pending"], carry.tokens)
+        # XLA divides by one number for a whole row with its reciprocal, which rounds otherwise: so each has its own.
+        penalty = xp.where(ids == NOBODY, xp.float32(1), params["repetition.penalty"][:, None])
         largest = xp.float32(_LARGEST)
         return change_at(xp, z, ids, lambda old: xp.where(old > 0, xp.minimum(old / penalty, largest), old * penalty))
 
