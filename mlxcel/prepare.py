@@ -37,10 +37,24 @@ def raw_prompt(model: LoadedModel, text: str, params: SamplingParams) -> Prompt:
 
 
 def chat_prompt(
-    model: LoadedModel, messages: Sequence[Mapping[str, Any]], *, kwargs: Mapping[str, Any] | None, now: float
+    model: LoadedModel,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    kwargs: Mapping[str, Any] | None,
+    now: float,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
 ) -> Prompt:
     """Messages in the model's template. Raises as `encode_chat` does."""
-    made = encode_chat(model.tokenizer, model.template, messages, kwargs=kwargs, now=now)
+    made = encode_chat(
+        model.tokenizer,
+        model.template,
+        messages,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        kwargs=kwargs,
+        now=now,
+    )
     return Prompt(made.ids, made.text, messages)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -26,10 +26,24 @@ GREEDY_TEMPERATURE = 1e-5
 """Below this a row is greedy (spec S23)."""
 
 
+class _Given:
+    """Remembers which values a record was built with. No field of the record: it takes no part in comparisons."""
+
+    __slots__ = ("given",)
+    given: frozenset[str]
+
+    def __new__(cls, **values: Any) -> Self:
+        made = super().__new__(cls)
+        object.__setattr__(made, "given", frozenset(values))
+        return made
+
+
 @attrs.frozen(kw_only=True)
-class SamplingParams:
+class SamplingParams(_Given):
     """Every value is checked when it is built. The defaults are the library's: neutral. Other clients fill in theirs
-    with `resolve_sampling`. What needs a vocabulary, a tokenizer or a context is checked by `bind_params`."""
+    with `resolve_sampling`. What needs a vocabulary, a tokenizer or a context is checked by `bind_params`.
+
+    `given` are the names of the values that were passed: the others may be filled from the model's own defaults."""
 
     n: int = 1
     max_tokens: int = -1
@@ -117,5 +131,18 @@ class SamplingParams:
         return self.samplers is None or stage in self.samplers
 
     def clone(self, **changes: Any) -> SamplingParams:
-        """The same with some fields changed, validated again."""
-        return attrs.evolve(self, **changes)
+        """The same with some fields changed, validated again. What was given before counts as given."""
+        made = attrs.evolve(self, **changes)
+        object.__setattr__(made, "given", self.given.union(changes))
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy keeps what was given."""
+        values = {field.name: getattr(self, field.name) for field in attrs.fields(type(self))}
+        return _copied, (type(self), values, self.given)
+
+
+def _copied(kind: type[SamplingParams], values: dict[str, Any], given: frozenset[str]) -> SamplingParams:
+    made = kind(**values)
+    object.__setattr__(made, "given", given)
+    return made
