@@ -13,6 +13,7 @@ from mlxcel.core.counters import Counters
 from mlxcel.core.deadlines import Deadlines
 from mlxcel.core.end_record import EndRecords
 from mlxcel.core.engine import Engine
+from mlxcel.core.errand import Errand
 from mlxcel.core.events import Delta, Started
 from mlxcel.core.inbox import Cancel, Inbox
 from mlxcel.core.job import Job, Row, RowState
@@ -130,6 +131,8 @@ class EngineLoop:
         for message in self._inbox.take():
             if isinstance(message, Cancel):
                 self.leave(message.job, None)
+            elif isinstance(message, Errand):
+                message.run()
             else:
                 self._enqueue(message)
 

@@ -1,4 +1,4 @@
-"""The one door to the engine thread: requests and cancellations, and the bound of the queue (spec C8)."""
+"""The one door to the engine thread: requests, cancellations, errands, and the bound of the queue (spec C8)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import attrs
 
+from mlxcel.core.errand import Errand
 from mlxcel.core.job import Job
 from mlxcel.errors import MlxcelError
 
@@ -18,7 +19,7 @@ class Cancel:
     job: Job
 
 
-Message = Job | Cancel
+Message = Job | Cancel | Errand
 
 
 class Inbox:
@@ -53,6 +54,11 @@ class Inbox:
     def cancel(self, job: Job) -> None:
         with self._changed:
             self._messages.append(Cancel(job))
+            self._changed.notify_all()
+
+    def post(self, errand: Errand) -> None:
+        with self._changed:
+            self._messages.append(errand)
             self._changed.notify_all()
 
     def close(self, error: Callable[[], MlxcelError]) -> None:

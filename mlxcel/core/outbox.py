@@ -127,6 +127,12 @@ class Outbox:
         with self._changed:
             return not self._open and not self._unread
 
+    @property
+    def over(self) -> bool:
+        """Whether every choice ended, read or not."""
+        with self._changed:
+            return not self._open
+
     def get(self, timeout: float | None = None) -> Event | None:
         """The next event; None once `timeout` seconds passed without one, or when none will come. None waits for ever,
         0 not at all."""

@@ -26,6 +26,11 @@ class Reply:
         """Whether every choice ended and every event was read."""
         return self._outbox.ended
 
+    @property
+    def over(self) -> bool:
+        """Whether every choice ended, read or not."""
+        return self._outbox.over
+
     def get(self, timeout: float | None = None) -> Event | None:
         """The next event, None when none came in `timeout` seconds or none will come. 0 does not wait."""
         return self._outbox.get(timeout)

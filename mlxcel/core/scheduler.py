@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import TypeVar, cast
 
 from mlxcel.core.admission import Admission
 from mlxcel.core.bind_params import cap_logprobs, check_bounds
@@ -16,6 +17,7 @@ from mlxcel.core.counters import Counters
 from mlxcel.core.end_record import EndRecords
 from mlxcel.core.engine import Engine
 from mlxcel.core.engine_loop import EngineLoop
+from mlxcel.core.errand import Errand
 from mlxcel.core.inbox import Inbox
 from mlxcel.core.job import Job, Row
 from mlxcel.core.observe import Observers
@@ -34,6 +36,10 @@ from mlxcel.errors import EngineUnhealthy, MlxcelError, QueueFull, ShuttingDown
 log = logging.getLogger("mlxcel.scheduler")
 
 Clock = Callable[[], float]
+T = TypeVar("T")
+
+LOOK = 0.1
+"""Seconds after which whoever waits for the engine's thread looks whether there still is one."""
 
 
 class Scheduler:
@@ -108,6 +114,21 @@ class Scheduler:
     def stats(self) -> Counters:
         """What was counted so far: a copy."""
         return self._counters.copy()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Have `work` called between two ticks, where engine and cache are nobody else's, and wait for what it returns.
+        EngineUnhealthy while the engine's thread hangs."""
+        if self._thread is None or self._thread is threading.current_thread():
+            return work()
+        errand = Errand(work)
+        self._inbox.post(errand)
+        while not errand.wait(LOOK):
+            if self._hanging.is_set() and self._loop.sick is not None:
+                raise self._loop.sick
+            if self._over.is_set():
+                self._thread.join()
+                errand.run()
+        return cast("T", errand.result())
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
