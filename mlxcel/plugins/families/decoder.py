@@ -41,7 +41,10 @@ class DecoderFamily:
             keys = ConfigKeys(checkpoint.config, "the GGUF metadata")
             fields, neutral = self.gguf_fields(keys, checkpoint), decoder_gguf.NEUTRAL
         keys.refuse_unread(neutral, self.name)
-        return self.config_class(**{**fields, **self.options})
+        config = self.config_class(**{**fields, **self.options})
+        if checkpoint.naming == "gguf":
+            decoder_gguf.refuse_unread_tensors(self.schema(config), checkpoint, self.name)
+        return config
 
     def hf_fields(self, keys: ConfigKeys, checkpoint: Checkpoint) -> dict[str, Any]:
         """Fields of DecoderConfig from config.json."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.family import WeightSchema
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.config_keys import ConfigKeys
 from mlxcel.plugins.families.decoder_config import MOST_EXPERTS, Experts
@@ -73,3 +75,21 @@ def experts_from_gguf(keys: ConfigKeys, *, renormalise: bool) -> Experts | None:
         keys.size("expert_feed_forward_length", keys.size("feed_forward_length")),
         renormalise,
     )
+
+
+def refuse_unread_tensors(schema: WeightSchema, checkpoint: Checkpoint, family: str) -> None:
+    """CheckpointError when a layer that is run has a tensor that `schema` does not ask for, or a weight it asks for has
+    a bias that it does not: the model would run and be wrong, and GGUF metadata have no word for either.
+
+    Layers behind the last one (draft heads), other towers and tables of angles are left alone.
+    """
+    wanted = schema.tensor_names(checkpoint.naming)
+    for name in checkpoint.tensors:
+        layer = re.match(r"blk\.(\d{1,6})\.", name)
+        in_layer = layer is not None and int(layer[1]) < schema.layers and "rot_embd" not in name
+        is_bias = name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in wanted
+        if name not in wanted and (in_layer or is_bias):
+            raise CheckpointError(
+                f"{checkpoint.path}: there is a tensor {name!r}, and the family {family} has no such thing",
+                hint="the file is of a model that its general.architecture does not tell, or of a later kind of it",
+            )
