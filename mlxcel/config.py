@@ -32,7 +32,8 @@ _MAX_FILE: Final = 1 << 20  # bytes of a configuration file
 class EngineConfig:
     """Effective options; the table in mlxcel/options.py says what each means. `origins` has one entry a field of it.
 
-    `max_model_len` 0 and `kv_cache_budget` None leave the choice to the loader.
+    `max_model_len` 0, `kv_cache_budget` None and `max_num_seqs` None leave the choice to the loader, None of
+    `adaptive_prefill_chunk` and `mixed_step` to the level in force.
     """
 
     backend: str | None
@@ -55,6 +56,17 @@ class EngineConfig:
     generation_config: str
     served_model_name: tuple[str, ...]
     max_consecutive_faults: int
+    force_sync: bool
+    max_num_seqs: int | None
+    decode_timeout: float
+    prefill_grant_interval: int
+    adaptive_prefill_chunk: bool | None
+    prefill_chunk_busy: int
+    mixed_step: bool | None
+    max_batch_prefill_tokens: int
+    no_preemption: bool
+    kv_admission_watermark: float
+    priority_ageing_seconds: float
     print_token_ids: bool
     trace_hooks: bool
     plugins: str | None
@@ -68,14 +80,16 @@ class EngineConfig:
         *,
         config_file: str | None = None,
         environ: Mapping[str, str] | None = None,
+        scheduler: bool = True,
     ) -> EngineConfig:
-        """`given` holds explicit values by keyword, None being none. UsageError for what cannot be obeyed."""
+        """`given` holds explicit values by keyword, None being none. UsageError for what cannot be obeyed. A client
+        without a `scheduler` does not read the variables of that group."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
         origins: dict[str, Origin] = {option.name: "default" for option in OPTIONS}
         layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
             ("config", _from_file(config_file or environ.get(CONFIG_VARIABLE))),
-            ("environment", _from_environment(environ)),
+            ("environment", _from_environment(environ, scheduler)),
             ("flag", _from_keywords(given or {})),
         )
         for origin, layer in layers:
@@ -124,9 +138,11 @@ def _from_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environ: Mapping[str, str], scheduler: bool) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in OPTIONS:
+        if option.group == "scheduler" and not scheduler:
+            continue
         text = environ.get(option.env) if option.env else None
         if text is None or (text == "" and option.name != "plugins"):
             continue

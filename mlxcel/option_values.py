@@ -67,6 +67,21 @@ def real(words: str = "a number", metavar: str = "X") -> Kind:
     return Kind(metavar, words, from_text, from_data)
 
 
+def real_in(low: float, high: float, words: str, metavar: str = "X") -> Kind:
+    """A number from `low` to `high`."""
+    any_number = real()
+
+    def within(value: float) -> float:
+        return value if low <= value <= high else float(_refuse(value))
+
+    return Kind(
+        metavar,
+        words,
+        lambda text: within(any_number.from_text(text)),
+        lambda value: within(any_number.from_data(value)),
+    )
+
+
 def _switch_text(text: str) -> bool:
     return text == "1" if text in ("0", "1") else bool(_refuse(text))
 
@@ -76,6 +91,9 @@ def _switch_data(value: Any) -> bool:
 
 
 SWITCH: Final = Kind("", "1 or 0 (true or false in a file)", _switch_text, _switch_data)
+
+ON_OFF: Final = Kind("", SWITCH.words, _switch_text, _switch_data)
+"""A switch that has no value of its own until somebody says on or off."""
 
 
 def _name(value: Any) -> str:

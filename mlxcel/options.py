@@ -15,15 +15,18 @@ from mlxcel.option_values import (
     LOOP_OFF,
     NAME,
     NAMES,
+    ON_OFF,
     SIZE,
     SWITCH,
     TEXT,
     Kind,
     one_of,
+    real_in,
     whole,
 )
 
-Group = Literal["global", "model", "engine", "advanced", "output"]
+Group = Literal["global", "model", "engine", "advanced", "scheduler", "output"]
+"""`scheduler`: of clients that run many rows; one that runs a single row has none of these."""
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 
@@ -48,6 +51,11 @@ class Option:
     @property
     def switch(self) -> bool:
         return self.kind is SWITCH
+
+    @property
+    def on_off(self) -> bool:
+        """Its flag says yes, `--no-` and the rest of it says no."""
+        return self.kind is ON_OFF
 
     @property
     def repeatable(self) -> bool:
@@ -142,6 +150,57 @@ OPTIONS: Final = (
         "max_consecutive_faults", ("--max-consecutive-faults",), "MLXCEL_MAX_CONSECUTIVE_FAULTS",
         whole(1, 1000, "an integer from 1 to 1000"), 8, "8", "Failed steps in a row until the engine gives up.",
         "advanced",
+    ),
+    Option(
+        "force_sync", (), "MLXCEL_FORCE_SYNC", SWITCH, False, "off",
+        "Read each step before the next one is submitted.", "scheduler",
+    ),
+    Option(
+        "max_num_seqs", ("-np", "--parallel", "--max-num-seqs"), "MLXCEL_PARALLEL",
+        whole(1, 65536, "an integer from 1 to 65536"), None,
+        "4 on a CPU, 32 on a GPU, fewer if the KV budget holds fewer",
+        "Rows that are decoded together.", "scheduler",
+    ),
+    Option(
+        "decode_timeout", ("--decode-timeout",), "MLXCEL_DECODE_TIMEOUT",
+        real_in(0, 1e9, "a number of seconds from 0 to 1000000000"), 600.0, "600",
+        "Seconds without a finished step until the engine counts as hanging; 0: never.", "scheduler",
+    ),
+    Option(
+        "prefill_grant_interval", ("--prefill-grant-interval",), "MLXCEL_PREFILL_GRANT_INTERVAL",
+        whole(1, 4096, "an integer from 1 to 4096"), 16, "16",
+        "Decode steps between two pieces of prompts, where steps are not mixed.", "scheduler",
+    ),
+    Option(
+        "adaptive_prefill_chunk", ("--adaptive-prefill-chunk",), "MLXCEL_ADAPTIVE_PREFILL_CHUNK", ON_OFF, None,
+        "on at level R2, off at R0", "Shorter pieces of prompts while rows decode.", "scheduler",
+    ),
+    Option(
+        "prefill_chunk_busy", ("--prefill-chunk-busy",), "MLXCEL_PREFILL_CHUNK_BUSY",
+        whole(1, 2**31 - 1, "an integer from 1 to 2147483647"), 512, "512", "Prompt tokens of these.", "scheduler",
+    ),
+    Option(
+        "mixed_step", ("--mixed-step",), "MLXCEL_MIXED_STEP", ON_OFF, None, "on at level R2, off at R0",
+        "Rows that decode and pieces of prompts in one step.", "scheduler",
+    ),
+    Option(
+        "max_batch_prefill_tokens", ("--max-batch-prefill-tokens",), "MLXCEL_MAX_BATCH_PREFILL_TOKENS",
+        whole(1, 2**31 - 1, "an integer from 1 to 2147483647"), 4096, "4096",
+        "Prompt tokens of all rows a step; the first row is always taken.", "scheduler",
+    ),
+    Option(
+        "no_preemption", ("--no-preemption",), "MLXCEL_NO_PREEMPTION", SWITCH, False, "preemption on",
+        "Begin a row only when there is KV for all it may become.", "scheduler",
+    ),
+    Option(
+        "kv_admission_watermark", ("--kv-admission-watermark",), "MLXCEL_KV_ADMISSION_WATERMARK",
+        real_in(0, 0.5, "a number from 0 to 0.5"), 0.01, "0.01",
+        "Share of the KV pages that rows which run keep for their growth.", "scheduler",
+    ),
+    Option(
+        "priority_ageing_seconds", ("--priority-ageing-seconds",), "MLXCEL_PRIORITY_AGEING_SECONDS",
+        real_in(0, 1e9, "a number of seconds from 0 to 1000000000"), 10.0, "10",
+        "Seconds that a lane lets a request come later than the lane before; 0: no lanes.", "scheduler",
     ),
     Option(
         "print_token_ids", ("--print-token-ids",), "MLXCEL_PRINT_TOKEN_IDS", SWITCH, False, "off",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import attrs
+import click
 import pytest
 
 from mlxcel.cli.context import CliContext
@@ -31,6 +32,17 @@ SAMPLES = {
     "served_model_name": ("other", ("other",)),
     "max_consecutive_faults": ("3", 3),
     "loop_detection": ("2,10,5", LoopDetection(2, 10, 5)),
+    "force_sync": ("1", True),
+    "max_num_seqs": ("7", 7),
+    "decode_timeout": ("0.5", 0.5),
+    "prefill_grant_interval": ("3", 3),
+    "adaptive_prefill_chunk": ("0", False),
+    "prefill_chunk_busy": ("3", 3),
+    "mixed_step": ("0", False),
+    "max_batch_prefill_tokens": ("3", 3),
+    "no_preemption": ("1", True),
+    "kv_admission_watermark": ("0.5", 0.5),
+    "priority_ageing_seconds": ("3", 3.0),
 }
 
 
@@ -68,7 +80,7 @@ def test_flag_variable_keyword_and_file_reach_one_value(
         assert (value(config, option), config.origins[option.name]) == (meant, "config")
     for variable in (other.env for other in OPTIONS if other.env):
         monkeypatch.delenv(variable, raising=False)
-    for flag in option.flags:
+    for flag in option.flags if option.group != "scheduler" else ():
         context = CliContext()
         root = program()
         arguments = ["generate", flag] if option.switch else ["generate", flag, text]
@@ -77,6 +89,39 @@ def test_flag_variable_keyword_and_file_reach_one_value(
             assert command is not None
             command.make_context(name, rest, parent=ctx)
         assert value(context.config, option) == meant
+
+
+SCHEDULERS = [option for option in OPTIONS if option.group == "scheduler"]
+
+
+@pytest.mark.parametrize("option", SCHEDULERS, ids=lambda option: option.name)
+def test_a_client_of_one_row_has_no_option_of_the_scheduler(option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients 0.2: `generate` refuses the flags and does not read the variables, be they well-formed or not."""
+    assert option.env
+    for text in (sample(option)[0], "nonsense"):
+        monkeypatch.setenv(option.env, text)
+        assert value(CliContext().config, option) == option.default
+    for flag in option.flags:
+        with program().make_context("mlxcel", ["generate"], obj=CliContext()) as ctx:
+            name, command, _ = program().resolve_command(ctx, ["generate"])
+            assert command is not None
+            with pytest.raises(click.UsageError):  # no such option; `-np` reads as `-n p`, and p is no number
+                command.make_context(name, [flag], parent=ctx)
+
+
+def test_numbers_of_the_scheduler_are_bounded() -> None:
+    for name, bad in (
+        ("prefill_grant_interval", 0),
+        ("prefill_grant_interval", 4097),
+        ("kv_admission_watermark", 0.51),
+        ("kv_admission_watermark", float("nan")),
+        ("decode_timeout", -1),
+        ("priority_ageing_seconds", "10"),
+        ("max_num_seqs", 0),
+        ("mixed_step", 1),
+    ):
+        with pytest.raises(UsageError, match=name):
+            EngineConfig.resolve({name: bad}, environ={})
 
 
 def test_forms_of_loop_detection(tmp_path: Path) -> None:

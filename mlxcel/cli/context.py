@@ -52,11 +52,11 @@ class CliContext:
 
     @cached_property
     def config(self) -> EngineConfig:
-        """UsageError for a value that cannot be obeyed, wherever it comes from."""
+        """UsageError for a value that cannot be obeyed, wherever it comes from. No command here runs many rows."""
         from mlxcel.config import EngineConfig
 
         values = {name: value for name, (value, _) in self.given.items()}
-        return EngineConfig.resolve(values, config_file=self.config_file)
+        return EngineConfig.resolve(values, config_file=self.config_file, scheduler=False)
 
     @cached_property
     def _manager(self) -> PluginManager:

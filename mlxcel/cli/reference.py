@@ -22,8 +22,9 @@ _BLOCK: Final = re.compile(r"(<!-- table: ([a-z]+) -->\n).*?(<!-- end -->)", re.
 def engine_table() -> str:
     rows = ["| flag | variable | keyword | default | meaning |", "|---|---|---|---|---|"]
     for option in OPTIONS:
-        value = "" if option.switch else f" {option.kind.metavar}"
-        flags = f"`{', '.join(option.flags)}{value}`".replace("|", "\\|") if option.flags else "–"
+        value = f" {option.kind.metavar}" if option.kind.metavar else ""
+        names = [f"{flag}/--no-{flag[2:]}" if option.on_off else flag for flag in option.flags]
+        flags = f"`{', '.join(names)}{value}`".replace("|", "\\|") if names else "–"
         variable = f"`{option.env}`" if option.env else "–"
         rows.append(f"| {flags} | {variable} | `{option.name}` | {option.default_words} | {option.help} |")
     return "\n".join(rows)
