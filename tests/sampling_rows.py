@@ -121,3 +121,32 @@ NINE = [
     params(seed=8, temperature=100, top_k=2, logprobs=20),
 ]
 """One row of each kind: greedy in both ways, every stage alone, all together, with and without log-probabilities."""
+
+
+FEATURE_SETS = {
+    "greedy": {"temperature": 0},
+    "temperature": {"seed": 1, "temperature": 0.7},
+    "server": {"seed": 2, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    "top_n_sigma": {"seed": 3, "top_n_sigma": 1.5},
+    "top_k": {"seed": 4, "top_k": 5},
+    "typ_p": {"seed": 5, "typical_p": 0.6},
+    "top_p": {"seed": 6, "top_p": 0.5},
+    "min_p": {"seed": 7, "min_p": 0.2},
+    "min_keep": {"seed": 8, "top_p": 0.01, "min_p": 0.99, "typical_p": 0.1, "min_keep": 6},
+    "xtc": {"seed": 9, "xtc_probability": 0.6, "xtc_threshold": 0.004},
+    "temperature first": {"seed": 10, "temperature": 1.6, "min_p": 0.3, "samplers": ["temperature", "min_p"]},
+    "dynatemp": {"seed": 11, "temperature": 0.9, "dynatemp_range": 0.5, "dynatemp_exponent": 1.3},
+    "dynatemp first": {"seed": 12, "dynatemp_range": 0.8, "top_p": 0.7, "samplers": ["temperature", "top_p"]},
+    "adaptive_p": {"seed": 13, "adaptive_target": 0.2, "temperature": 1.2},
+    "mirostat 1": {"seed": 14, "mirostat": 1, "mirostat_tau": 3},
+    "mirostat 2": {"seed": 15, "mirostat": 2, "mirostat_tau": 3},
+    "cold mirostat": {"temperature": 0, "mirostat": 2},
+    "logprobs": {"seed": 16, "logprobs": 3, "temperature": 0.5},
+    "processed logprobs": {"seed": 17, "logprobs": 5, "top_k": 9, "logprobs_mode": "processed"},
+    "probabilities": {"temperature": 0, "logprobs": -1, "post_sampling_probs": True},
+    "penalties": {"seed": 18, "repetition_penalty": 1.3, "presence_penalty": 0.7, "window_frequency_penalty": 0.4},
+    "greedy penalties": {"temperature": 0, "repetition_penalty": 1.5, "frequency_penalty": 1},
+    "dry": {"seed": 19, "dry_multiplier": 0.8, "dry_penalty_last_n": -1, "dry_allowed_length": 1},
+    "bias and masks": {"seed": 20, "logit_bias": [[5, 3], [6, False]], "min_tokens": 4, "bad_words": ["7", "8"]},
+}
+"""One row for each thing a row can ask of the sampler."""
