@@ -110,7 +110,7 @@ class NumpyBackend:
         rings = [array[slot].copy() for array in ring_arrays(self._started().storage)]
         return rings, sum(ring.nbytes for ring in rings)
 
-    def import_state(self, slot: int, state: list[np.ndarray]) -> None:
+    def import_state(self, slot: int, state: Sequence[np.ndarray]) -> None:
         for array, ring in zip(ring_arrays(self._started().storage), state, strict=True):
             array[slot] = ring
 

@@ -109,13 +109,13 @@ class Backend(Protocol):
         """Wait for a step. BackendFault, with `kv_intact`, when it failed."""
         ...
 
-    def export_state(self, slot: int) -> tuple[Any, int]:
-        """A copy of the rings of a slot, behind all that was submitted, and its bytes. Only asked for where a layer has
-        a window and none is recurrent."""
+    def export_state(self, slot: int) -> tuple[Sequence[Any], int]:
+        """A copy of the rings of a slot, behind all that was submitted, and its bytes: arrays of any kind that
+        np.asarray takes. Only asked for where a layer has a window and none is recurrent."""
         ...
 
-    def import_state(self, slot: int, state: Any) -> None:
-        """Put such a copy into the rings of a slot. The copy stays as it is."""
+    def import_state(self, slot: int, state: Sequence[Any]) -> None:
+        """Put such a copy, or host arrays made of one, into the rings of a slot. The copy stays as it is."""
         ...
 
     def export_pages(self, pages: Sequence[int]) -> list[np.ndarray]:

@@ -15,12 +15,11 @@ import numpy as np
 from mlxcel.core.backend import Backend, BackendCaps, Level
 from mlxcel.core.finish import Ending, Finish, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
+from mlxcel.core.kv_calls import KVCalls
 from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
 from mlxcel.core.parts import check_parts, draws, part_length
 from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Scores, Span, StepReport, StepResult, Ticket
-from mlxcel.core.prefix import DetachedKV, KVKey
-from mlxcel.core.request import SequenceSpec
 from mlxcel.core.rows import EngineParts, Rows
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.score import score
@@ -43,7 +42,7 @@ MAX_OUTSTANDING = 2
 """Steps that may be submitted and not collected: the one that is read, and one ahead."""
 
 
-class Engine:
+class Engine(KVCalls):
     """Opens rows, runs steps over them, closes them. Refusals raise before any forward and change nothing.
 
     The caller owns the order of calls and one thread at a time; `Scheduler`-like clients and a lone `generate` use the
@@ -62,14 +61,12 @@ class Engine:
         observers: Observers | None = None,
     ) -> None:
         self._backend = backend
-        self._kv = kv
         self._sampler = sampler
         self._finish = finish
         self._settings = settings
         self._observers = observers or Observers(())
-        self._rows = Rows(EngineParts(backend, kv_spec, kv, sampler, finish, settings))
+        super().__init__(Rows(EngineParts(backend, kv_spec, kv, sampler, finish, settings)), kv)
         self._steps: deque[Step] = deque()
-        self._reserved: tuple[Part, ...] | None = None
         self._next_ticket = 1
         self._faults_in_a_row = 0
         self._sick: EngineUnhealthy | None = None  # for good (spec E19)
@@ -110,11 +107,6 @@ class Engine:
         """Ids in the order they were opened."""
         return tuple(row.id for row in self._rows if not row.closing)
 
-    @property
-    def shares(self) -> bool:
-        """Whether rows can hold the same KV (`share`)."""
-        return self._kv.shares
-
     def view(self, sequence_id: int) -> SequenceView:
         return SequenceView.of(self._rows.get(sequence_id))
 
@@ -123,74 +115,11 @@ class Engine:
         row = self._rows.get(sequence_id)
         return row.tokens(0, row.length)
 
-    def kv_key(self, spec: SequenceSpec) -> KVKey:
-        """What, beside the ids, the KV of such a row is the KV of (spec X2)."""
-        return self._rows.key(spec)
-
     def closed(self, sequence_id: int) -> bool:
         """Whether the row's next draw may be submitted before the one in flight is read (spec C51)."""
         return self._sampler.closed(self._rows.get(sequence_id).sampler_state)
 
     # --- rows -----------------------------------------------------------------------------------------------------
-
-    def open(self, spec: SequenceSpec) -> int:
-        """Begin a row. RequestError for its prompt, CapacityError without room, EngineUnhealthy. Never reuses an id."""
-        self._check_healthy()
-        return self._rows.open(spec).id
-
-    def adopt(self, spec: SequenceSpec, prefix: DetachedKV, length: int) -> int:
-        """Begin a row behind the first `length` positions of `prefix`, which are neither computed nor written (spec
-        V14). As `open`; AdoptError, with a reason of spec 8.6, for a prefix it cannot begin with. Where pages are not
-        shared they move: the record is spent."""
-        self._check_healthy()
-        return self._rows.open(spec, prefix, length).id
-
-    def detach(self, sequence_id: int, length: int | None = None) -> DetachedKV:
-        """The KV of a row that finished or was cancelled, `length` positions of it or all that are stored, for the
-        caller, who hands it to a cache or to `release`. The row stays until `close`, without KV. BatchShapeError for
-        another row, AdoptError where KV does not leave a row."""
-        row = self._rows.get(sequence_id)
-        return self._rows.detach(row, row.stored if length is None else length)
-
-    def share(self, sequence_id: int, length: int | None = None) -> DetachedKV:
-        """As `detach`, of any row, which keeps its KV as well: for rows that begin with the same ids. AdoptError where
-        pages are not shared."""
-        row = self._rows.get(sequence_id)
-        return self._rows.share(row, row.stored if length is None else length)
-
-    def release(self, prefix: DetachedKV) -> None:
-        """Give up a record that was not spent."""
-        self._kv.release(prefix.pages)
-
-    def unwind(self, sequence_id: int, count: int) -> None:
-        """Take back the newest `count` stored positions, 0 to 16, none that was adopted; what remains keeps its bits.
-        They are fed again by pieces or, in the output, by replayed `Decode`s. RewindError where the layers cannot."""
-        row = self._rows.get(sequence_id)
-        self._reserved = None
-        self._rows.unwind(row, count)
-
-    def preempt(self, sequence_id: int) -> None:
-        """Take KV and slot of a row, and nothing else (spec C18). A plan over prompt ++ output[:-1] with `draw=False`
-        brings it back, after `resume`, or from position 0 by itself as soon as its first piece is reserved. A row that
-        has neither stays so. BatchShapeError for a row that ended or has a step in flight."""
-        row = self._rows.get(sequence_id)
-        if row.ended or row.in_flight:
-            raise BatchShapeError(
-                f"sequence {row.id} is {row.state.value} with {row.in_flight} steps in flight, and keeps its KV",
-                hint="collect its step first",
-            )
-        self._reserved = None
-        if row.state is not SequenceState.PREEMPTED or row.slot is not None:
-            self._rows.preempt(row)
-
-    def resume(self, sequence_id: int, prefix: DetachedKV | None = None, length: int = 0) -> None:
-        """Give a preempted row a slot again, and the first `length` positions of a prefix, as `adopt` does.
-        CapacityError while no slot is free; the row then stays as it is."""
-        self._check_healthy()
-        row = self._rows.get(sequence_id)
-        if row.state is not SequenceState.PREEMPTED or row.slot is not None:
-            raise BatchShapeError(f"sequence {row.id} is {row.state.value}, and has its slot")
-        self._rows.seat(row, prefix, length)
 
     def cancel(self, sequence_id: int, cause: str = "cancelled") -> RowOutcome:
         """End a row from outside: its text's tail comes along. A step of it in flight is dropped when collected."""

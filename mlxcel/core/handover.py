@@ -13,8 +13,8 @@ from mlxcel.core.settings import EngineSettings
 from mlxcel.errors import BatchShapeError, RewindError
 
 
-def kv_key(spec: SequenceSpec, kv: KVStore, caps: BackendCaps, settings: EngineSettings) -> KVKey:
-    """What, beside the ids, the KV of such a row is the KV of (spec X2)."""
+def kv_key(spec: SequenceSpec | None, kv: KVStore, caps: BackendCaps, settings: EngineSettings) -> KVKey:
+    """What, beside the ids, the KV of such a row is the KV of (spec X2); None: of one that anybody may share."""
     return KVKey(
         model=settings.identity,
         dtype=caps.dtype,
@@ -22,8 +22,8 @@ def kv_key(spec: SequenceSpec, kv: KVStore, caps: BackendCaps, settings: EngineS
         kv_mode=caps.dtype,
         store=kv.name,
         page_size=kv.page_size,
-        isolation=spec.isolation,
-        salt=spec.cache_salt,
+        isolation=None if spec is None else spec.isolation,
+        salt=None if spec is None else spec.cache_salt,
     )
 
 

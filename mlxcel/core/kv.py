@@ -167,6 +167,10 @@ class KVStore(Protocol):
         """Give up one hold of each of these pages."""
         ...
 
+    def holders(self, page: int) -> int:
+        """How many holds there are of a page, 0 for a free one."""
+        ...
+
     def reserve(self, wants: Sequence[tuple[int, int]]) -> None:
         """Reserve n more positions for each (sequence_id, n): all of them, or none and CapacityError. Replaces every
         reservation that no `advance` has taken (spec V17)."""

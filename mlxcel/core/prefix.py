@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -106,12 +107,13 @@ class KVKey:
 
 @attrs.frozen(eq=False)
 class StatePayload:
-    """A copy of what a row owned beside its pages (spec V9), as its backend wrote it; nobody else looks into `arrays`.
+    """A copy of what a row owned beside its pages (spec V9), as its backend wrote it. `arrays` are the backend's own
+    kind; all that others may do is `np.asarray`, to write them to a file.
 
     The rings hold what tokens at `reach` and behind need; `written` positions had been written into them.
     """
 
-    arrays: Any
+    arrays: Sequence[Any]
     nbytes: int
     reach: int
     written: int

@@ -46,7 +46,7 @@ class CacheStats:
     hits: int
     tokens_reused: int
     inserts: int
-    evictions: Mapping[str, int]
+    evictions: Mapping[Eviction, int]
     rejects: Mapping[str, int]
     last_reject: Reject | None
 

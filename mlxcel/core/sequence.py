@@ -77,6 +77,7 @@ class SequenceView:
     """A row as others may see it."""
 
     id: int
+    spec: SequenceSpec
     state: SequenceState
     prompt_tokens: int
     output: tuple[int, ...]
@@ -93,6 +94,7 @@ class SequenceView:
     def of(cls, row: Sequence) -> SequenceView:
         return cls(
             id=row.id,
+            spec=row.spec,
             state=row.state,
             prompt_tokens=row.prompt_length,
             output=tuple(row.output),

@@ -137,11 +137,11 @@ class ScriptedBackend:
             self._observed[slots] = drawn.observed
         return StepResult(*drawn, {"script": plan.num_rows})
 
-    def export_state(self, slot: int) -> tuple[None, int]:
+    def export_state(self, slot: int) -> tuple[Sequence[np.ndarray], int]:
         """A script keeps no rings."""
-        return None, 0
+        return (), 0
 
-    def import_state(self, slot: int, state: None) -> None:
+    def import_state(self, slot: int, state: Sequence[np.ndarray]) -> None:
         """A script keeps no rings."""
 
     def export_pages(self, pages: Sequence[int]) -> list[np.ndarray]:

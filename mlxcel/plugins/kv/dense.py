@@ -70,6 +70,9 @@ class DenseKV:
             self._held.remove(page)
             self._free.append(page)
 
+    def holders(self, page: int) -> int:
+        return int(page in self._held or any(row.page == page for row in self._rows.values()))
+
     def reserve(self, wants: Sequence[tuple[int, int]]) -> None:
         for row in self._rows.values():
             row.reserved = 0

@@ -88,6 +88,9 @@ class PagedKV:
     def release(self, pages: Sequence[int]) -> None:
         self._pool.release(pages, row=False)
 
+    def holders(self, page: int) -> int:
+        return self._pool.holders(page)
+
     # --- positions ------------------------------------------------------------------------------------------------
 
     def reserve(self, wants: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,174 @@
+"""The file of a prompt cache: valid positions alone, what they are the KV of, and a digest over everything (spec V16).
+
+Layout: MAGIC; the length of the header, 8 bytes little-endian; the header, JSON; arrays one behind the other, as the
+header lists them; BLAKE2b-256 of all before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import attrs
+import numpy as np
+
+from mlxcel.core.prefix import KVKey, ModelIdentity
+from mlxcel.core.saved_prefix import SavedPrefix, SavedState
+from mlxcel.errors import CacheFileError
+
+MAGIC: Final = b"MLXCELKV"
+DIGEST_BYTES: Final = 32
+DTYPES: Final = ("float32", "float16", "uint16", "int8", "uint8")
+"""Of the arrays of a file; others are a start of something else."""
+_BLOCK: Final = 1 << 20
+
+
+def write_cache_file(path: Path, saved: Sequence[SavedPrefix]) -> None:
+    """Under a temporary name beside `path`, mode 0600, and then in its place. CacheFileError where that cannot be."""
+    arrays = [array for prefix in saved for array in _arrays(prefix)]
+    header = json.dumps([_described(prefix) for prefix in saved]).encode()
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+                for block in _blocks(header, arrays):
+                    digest.update(block)
+                    file.write(block)
+                file.write(digest.digest())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise CacheFileError(
+            f"the prompt cache could not be written to {path}: {error.strerror or error}",
+            hint="check --prompt-cache-file",
+        ) from error
+
+
+def read_cache_file(path: Path) -> list[SavedPrefix]:
+    """What a file holds; arrays stay mapped. CacheFileError when it is damaged, whatever is in it."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header_end = _check(file, size)
+            file.seek(len(MAGIC) + 8)
+            header = file.read(header_end - len(MAGIC) - 8)
+    except OSError as error:
+        raise CacheFileError(f"{path} cannot be read: {error.strerror or error}", hint="check its mode") from error
+    except _Damaged as error:
+        raise _damaged(path, str(error)) from None
+    try:
+        return _parsed(path, header, header_end, size - DIGEST_BYTES)
+    except (_Damaged, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise _damaged(path, f"its header makes no sense: {error!r}") from error
+
+
+class _Damaged(Exception):
+    """What is wrong with a file."""
+
+
+def _damaged(path: Path, what: str) -> CacheFileError:
+    return CacheFileError(f"{path} is no prompt cache that can be used: {what}", hint="remove the file")
+
+
+def _blocks(header: bytes, arrays: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
+    yield MAGIC + len(header).to_bytes(8, "little")
+    yield header
+    for array in arrays:
+        if array.size:
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _check(file: BinaryIO, size: int) -> int:
+    """Where the header ends, of a file whose digest is right."""
+    head = file.read(len(MAGIC) + 8)
+    if len(head) < len(MAGIC) + 8 or head[: len(MAGIC)] != MAGIC or size < len(head) + DIGEST_BYTES:
+        raise _Damaged("it does not begin as one, or is too short")
+    header_end = len(head) + int.from_bytes(head[len(MAGIC) :], "little")
+    if header_end > size - DIGEST_BYTES:
+        raise _Damaged(f"its header would end at byte {header_end} of {size}")
+    digest, left = hashlib.blake2b(head, digest_size=DIGEST_BYTES), size - DIGEST_BYTES - len(head)
+    while left:
+        block = file.read(min(left, _BLOCK))
+        if not block:
+            raise _Damaged("it became shorter while it was read")
+        digest.update(block)
+        left -= len(block)
+    if file.read(DIGEST_BYTES) != digest.digest():
+        raise _Damaged("its bytes are not those that were written")
+    return header_end
+
+
+def _arrays(prefix: SavedPrefix) -> list[np.ndarray]:
+    return [*prefix.arrays, *(() if prefix.state is None else prefix.state.arrays)]
+
+
+def _described(prefix: SavedPrefix) -> dict[str, Any]:
+    key = attrs.asdict(prefix.key)
+    key["isolation"] = None if prefix.key.isolation is None else prefix.key.isolation.hex()
+    state = prefix.state
+    return {
+        "ids": prefix.ids.tolist(),
+        "key": key,
+        "prefilled": prefix.prefilled,
+        "arrays": [[str(array.dtype), list(array.shape)] for array in prefix.arrays],
+        "state": None
+        if state is None
+        else {
+            "reach": state.reach,
+            "written": state.written,
+            "arrays": [[str(array.dtype), list(array.shape)] for array in state.arrays],
+        },
+    }
+
+
+def _parsed(path: Path, header: bytes, begin: int, end: int) -> list[SavedPrefix]:
+    """The prefixes of a header, whose arrays lie in bytes [begin, end) of the file and fill them."""
+    at = begin
+
+    def array(described: Any) -> np.ndarray:
+        nonlocal at
+        dtype, shape = str(described[0]), tuple(int(length) for length in described[1])
+        if dtype not in DTYPES or len(shape) > 4 or any(length < 0 for length in shape):
+            raise _Damaged(f"an array of {dtype} {shape}")
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if at + nbytes > end:
+            raise _Damaged(f"{nbytes} bytes at {at} of {end}")
+        made = np.memmap(path, dtype, "r", at, shape) if nbytes else np.zeros(shape, dtype)
+        at += nbytes
+        return made
+
+    found: list[SavedPrefix] = []
+    for entry in json.loads(header):
+        ids = np.array(entry["ids"], np.int32).reshape(-1)
+        raw = dict(entry["key"])
+        model = ModelIdentity(**raw.pop("model"))
+        isolation = raw.pop("isolation")
+        key = KVKey(model=model, isolation=None if isolation is None else bytes.fromhex(isolation), **raw)
+        arrays = tuple(array(each) for each in entry["arrays"])
+        if not len(ids) or any(each.ndim != 3 or len(each) != len(ids) for each in arrays):
+            raise _Damaged(f"arrays of another length than the {len(ids)} ids")
+        state = None
+        if (raw_state := entry["state"]) is not None:
+            rings = tuple(array(each) for each in raw_state["arrays"])
+            state = SavedState(rings, int(raw_state["reach"]), int(raw_state["written"]))
+        prefilled = int(entry["prefilled"])
+        if not 0 <= prefilled <= len(ids):
+            raise _Damaged(f"{prefilled} of {len(ids)} positions were prefilled")
+        found.append(SavedPrefix(ids, key, prefilled, arrays, state))
+    if at != end:
+        raise _Damaged(f"{end - at} bytes belong to nothing")
+    return found
