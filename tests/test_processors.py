@@ -1,5 +1,9 @@
 """Logits processors: docs/spec/engine.md S45 and S48, in the chain and through the engine."""
 
+import re
+from pathlib import Path
+from textwrap import dedent
+
 import numpy as np
 import pytest
 from engine_rows import decode, run_to_end, scripted, turn
@@ -7,10 +11,14 @@ from engine_rows import opened as open_row
 from logit_rows import LIBRARIES, opened, params, run
 from plugin_doubles import HEADER, Installer, load
 from sampling_rows import draw_states
+from tiny_checkpoint import write_tiny_llama
 
+from mlxcel.config import EngineConfig
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import LogitsProcessor
+from mlxcel.core.source import NoProgress
 from mlxcel.errors import NoTokenAllowed, NumericFault, PluginError, RequestError
+from mlxcel.load import load_model
 from mlxcel.plugins.sampling.bits import allowed_words
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.plugins.sampling.logit_stages import logit_stages
@@ -404,6 +412,10 @@ def test_nan_out_of_a_processor_is_a_numeric_fault_of_its_row():
 
 
 PLUGIN = """
+import re
+from pathlib import Path
+from textwrap import dedent
+
 import numpy as np
 
 @hookimpl
@@ -437,3 +449,48 @@ def test_a_third_partys_processor_from_its_distribution_to_a_reply(third_party: 
     assert run_to_end(it.engine, row, plan)[1] == "acac"
     plain, plan = open_row(it.engine, "s", max_tokens=4)
     assert run_to_end(it.engine, plain, plan)[1] == "aaaa"
+
+
+def test_the_example_of_the_documentation_works() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "hooks.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```python\n(  class Loud:.*?)```", page, re.DOTALL)
+    names = {"np": np}
+    exec(dedent(text), names)
+    loud = names["Loud"](vocab=VOCAB, tokenizer=None)
+    rows = [asked(("loud", {"ids": [0, 3], "by": 2})), params()]
+    for library in LIBRARIES:
+        found = logits_behind(library, {"loud": loud}, Z[:2], rows)
+        assert (found - Z[:2]).tolist() == [[2, 0, 0, 2, 0, 0, 0], [0] * VOCAB]
+
+
+BROKEN = """
+@hookimpl
+def mlxcel_logits_processors():
+    return [Named("broken", "cannot be imported", "nowhere_at_all:Thing")]
+"""
+
+
+def test_a_loaded_model_has_the_processors_and_misses_only_what_is_broken(
+    third_party: Installer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """design 4: a plugin that fails stops only what needs it, and is told."""
+    third_party.install("mine", HEADER + PLUGIN)
+    third_party.install("other", HEADER + BROKEN)
+    config = EngineConfig.resolve({"model": str(write_tiny_llama(tmp_path / "tiny"))}, environ={})
+    entry = [{"name": "prefer", "args": {"text": "c"}}]
+    with load_model(config, load(), NoProgress()) as loaded:
+        ids = loaded.tokenizer.encode("abc", add_special=False)
+        wanted = loaded.tokenizer.encode("c", add_special=False)[0]
+
+        def reply(**given):
+            spec = SequenceSpec("r", np.array(ids, np.int32), params(temperature=0, max_tokens=6, **given))
+            row = loaded.engine.open(spec)
+            output = run_to_end(loaded.engine, row, loaded.planner.build(spec.prompt_ids))[0]
+            loaded.engine.close(row)
+            return output
+
+        assert reply(logits_processors=entry)[1::2] == (wanted,) * 3
+        assert reply()[1::2] != (wanted,) * 3
+        with pytest.raises(RequestError, match="no logits processor is called 'broken'"):
+            reply(logits_processors=[{"name": "broken"}])
+    assert "the logits processor 'broken' of other" in caplog.text
