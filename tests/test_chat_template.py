@@ -220,13 +220,23 @@ def test_only_the_assistants_message_is_continued(last: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ messages[0].content }}", "{{ messages[0].content }}{{ messages[1].content | upper }}"]
+    "source",
+    [
+        "{{ messages[0].content }}",
+        "{{ messages[0].content }}{{ messages[1].content | upper }}",
+        "{{ messages[0].content }}{{ messages[1].content.split(',')[-1] }}",
+        "{{ messages[0].content }}{{ messages[1].content | replace('1', 'one') }}",
+        "{{ messages[0].content }}{{ messages[1].content | tojson }}",
+    ],
 )
 def test_a_template_that_rewrites_the_last_message_cannot_continue_it(source: str) -> None:
-    """T15: the sentinel is not found."""
+    """T15: the sentinel is not found, or something else than the content stands before it."""
     with pytest.raises(TemplateError, match="continued"):
         template(source).render(
-            [*USER, message("assistant", "1,")], add_generation_prompt=False, continue_final_message=True, now=NOON
+            [*USER, message("assistant", 'She said "1, 2')],
+            add_generation_prompt=False,
+            continue_final_message=True,
+            now=NOON,
         )
 
 

@@ -31,7 +31,9 @@ from mlxcel.errors import (
 )
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.plugins.kv.dense import DenseKV
+from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.plugins.sampling.logprobs import log_softmax
+from mlxcel.plugins.sampling.scoring import pack_scores
 from mlxcel.self_test import seeded_checkpoint
 from mlxcel.testing.faults import Fault, FaultPlan, InjectedFault
 from mlxcel.testing.scripted import CERTAIN, ScriptedBackend
@@ -285,6 +287,28 @@ def test_faults_are_raised_and_free_everything(grouped, fault, kind):
     assert_nothing_left(it.engine, stats)
     assert it.engine.healthy
     assert len(it.engine.score(ids).logprobs) == 6
+
+
+@pytest.mark.parametrize("level", ["R0", "R1"])
+def test_every_level_scores(grouped, level):
+    """The same calls where steps are not mixed and pieces are padded."""
+    it = scripted({}, level=level, mixed_steps=False)
+    grouped(3, 259)
+    assert it.engine.score(np.array(list(b"abcdefg")), 2, 1).top_ids[:, 0].tolist() == list(b"defg")
+
+
+def test_a_sampler_that_gives_no_scores_is_a_fault(monkeypatch):
+    """1.3 step 1: what a plugin's sampler leaves out is found where the step is read."""
+
+    def forgetful(self, targets, top):
+        return pack_scores(targets, 0, 259)
+
+    monkeypatch.setattr(ChainSampler, "pack_scores", forgetful)
+    it = scripted({})
+    assert len(it.engine.score(np.array([1, 2]), 0, 0).logprobs) == 1
+    with pytest.raises(BackendFault, match="3 best"):
+        it.engine.score(np.array([1, 2]), 0, 3)
+    assert it.engine.open_sequences == ()
 
 
 def test_a_numeric_fault_names_the_position():

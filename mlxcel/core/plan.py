@@ -152,8 +152,10 @@ class StepPlan:
     slots: np.ndarray  # [S] int32, where the backend carries the row's last token, its rings and its state
     state_copies: np.ndarray  # [S] int32, 0 or 1: the copy of its recurrent state a row reads; it writes the other
     sequence_ids: np.ndarray  # [S] int64
-    logits_rows: np.ndarray  # [R] int32, indices into the T tokens
-    draw_rows: np.ndarray  # [R] int32, indices into the S rows
+    logits_rows: (
+        np.ndarray
+    )  # [R] int32, indices into the T tokens: each drawing row's last, or positions that are scored
+    draw_rows: np.ndarray  # [R] int32, indices into the S rows: the drawing ones, or 0 for each position that is scored
     sampling: SamplingArrays
     page_copies: np.ndarray = attrs.field(factory=lambda: np.zeros((0, 3), np.int32))
     """[N, 3] int32: from page, to page, how many positions; made before the forward (spec V5)"""

@@ -109,14 +109,7 @@ class ChatTemplate:
         except Exception as error:
             self._fail(error)
         if sentinel:
-            prompt, found, _ = prompt.rpartition(sentinel)
-            if not found:
-                raise TemplateError(
-                    "the chat template does not write the last message as it is, so that it cannot be continued",
-                    field="continue_final_message",
-                    hint="ask without continue_final_message",
-                )
-            prompt = prompt.replace(sentinel, "")  # of a template that writes the content more than once
+            prompt = _cut_open(prompt, sentinel, conversation[-1]["content"].removesuffix(sentinel))
         if self._keeps_texts:
             refuse_vanished(conversation, prompt)
         return prompt
@@ -177,6 +170,20 @@ def _leave_open(conversation: list[dict[str, Any]]) -> str:
         sentinel += "x"
     last["content"] += sentinel
     return sentinel
+
+
+def _cut_open(prompt: str, sentinel: str, content: str) -> str:
+    """The prompt up to the sentinel, which stands behind the last message's content. White space before that, which
+    templates trim, does not count; anything else that is missing would continue another message."""
+    before, found, _ = prompt.rpartition(sentinel)
+    before = before.replace(sentinel, "")  # of a template that writes the content more than once
+    if not found or not before.endswith(content.lstrip()):
+        raise TemplateError(
+            "the chat template does not write the last message as it is, so that it cannot be continued",
+            field="continue_final_message",
+            hint="ask without continue_final_message",
+        )
+    return before
 
 
 def select_template(
