@@ -206,6 +206,7 @@ class EngineLoop:
         if row.sequence_id is None:
             raise AssertionError("a row that was seated has a sequence")
         self._seated[row.sequence_id] = row
+        row.state = RowState.PARKED
         if row.started is None:
             row.started = self._clock()
             self._waits_no_more(row.job)
@@ -222,7 +223,6 @@ class EngineLoop:
         elif row.max_new == 0 and not row.scoring:
             self._end(row, "max_tokens")
         else:
-            row.state = RowState.PARKED
             self._ring.add(row)
 
     def _waits_no_more(self, job: Job) -> None:
