@@ -152,9 +152,7 @@ class StepPlan:
     slots: np.ndarray  # [S] int32, where the backend carries the row's last token, its rings and its state
     state_copies: np.ndarray  # [S] int32, 0 or 1: the copy of its recurrent state a row reads; it writes the other
     sequence_ids: np.ndarray  # [S] int64
-    logits_rows: (
-        np.ndarray
-    )  # [R] int32, indices into the T tokens: each drawing row's last, or positions that are scored
+    logits_rows: np.ndarray  # [R] int32, indices into the T tokens: the last one of each row that draws, or all scored
     draw_rows: np.ndarray  # [R] int32, indices into the S rows: the drawing ones, or 0 for each position that is scored
     sampling: SamplingArrays
     page_copies: np.ndarray = attrs.field(factory=lambda: np.zeros((0, 3), np.int32))
