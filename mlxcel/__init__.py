@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlxcel.async_llm import AsyncLLM
     from mlxcel.core.engine import Engine
     from mlxcel.core.params import SamplingParams
+    from mlxcel.llm import LLM
+    from mlxcel.outputs import CompletionOutput, Logprob, RequestOutput, StreamDelta
     from mlxcel.plugins.hookspecs import hookimpl
 
     __version__: str
 
-__all__ = ["Engine", "SamplingParams", "__version__", "hookimpl"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Engine",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamDelta",
+    "__version__",
+    "hookimpl",
+]
 
 _PLACES = {
+    "LLM": "mlxcel.llm",
+    "AsyncLLM": "mlxcel.async_llm",
+    "CompletionOutput": "mlxcel.outputs",
     "Engine": "mlxcel.core.engine",
+    "Logprob": "mlxcel.outputs",
+    "RequestOutput": "mlxcel.outputs",
     "SamplingParams": "mlxcel.core.params",
+    "StreamDelta": "mlxcel.outputs",
     "hookimpl": "mlxcel.plugins.hookspecs",
 }
+
+logging.getLogger("mlxcel").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
-
-import numpy as np
 
 from mlxcel.core.engine import Engine
 from mlxcel.core.observe import Observers
-from mlxcel.core.plan import PrefillPlan, RowOutcome, Span, TokenLogprobs
+from mlxcel.core.piecework import Planner
+from mlxcel.core.plan import RowOutcome, Span, TokenLogprobs
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.result import RequestResult, Timings, error_code
@@ -21,13 +19,6 @@ from mlxcel.text.echo import echoed
 
 Clock = Callable[[], float]
 Listener = Callable[[str], None]
-
-
-@runtime_checkable
-class Planner(Protocol):
-    """What `mlxcel_prefill_planners` factories build."""
-
-    def build(self, ids: np.ndarray, adopted: int = 0, *, draw: bool = True) -> PrefillPlan: ...
 
 
 def generate(

@@ -10,8 +10,8 @@ from plugin_doubles import HEADER, Installer, load
 
 from mlxcel.core.finish import FinishStep
 from mlxcel.core.kv import KVStore
+from mlxcel.core.piecework import Planner
 from mlxcel.core.sampling import LogitsProcessor, Sampler
-from mlxcel.direct import Planner
 from mlxcel.errors import PluginError, RowFault, UsageError
 from mlxcel.plugins.registry import Registry
 from mlxcel.testing.byte_tokenizer import EOS

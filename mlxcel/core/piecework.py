@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from mlxcel.core.score import score_plan
 from mlxcel.core.tick import grant
 
 
+@runtime_checkable
 class Planner(Protocol):
-    """What cuts prompts into pieces of one chunk."""
+    """What cuts prompts into pieces of one chunk: `mlxcel_prefill_planners` factories build it."""
 
     def build(
         self, ids: np.ndarray, adopted: int = 0, *, draw: bool = True, adopted_prefilled: bool = True
