@@ -17,7 +17,7 @@ STORES = ("dense", "paged")
 
 def marked(row):
     """A script that says whose it is: the request's name and the choice over and over, of one letter a token."""
-    return list((f"{row.request_id}{row.choice or ''}-" * 40).encode())
+    return list((f"{row.request_id}{row.choice or ''}-" * 200).encode())
 
 
 @attrs.define
@@ -62,21 +62,32 @@ class _Ends:
 
 
 def bench(
-    scripts=marked, *, chunk=64, busy=16, store="dense", pages=None, observers=(), cache=None, options=None, **engine
+    scripts=marked,
+    *,
+    chunk=64,
+    busy=16,
+    store="dense",
+    pages=None,
+    observers=(),
+    cache=None,
+    planned=lambda planner: planner,
+    options=None,
+    **engine,
 ):
-    """`options` are SchedulerSettings.resolve's; `engine` the rest of `scripted_engine`."""
+    """`planned` may wrap the planners, `options` are SchedulerSettings.resolve's, `engine` the rest of
+    `scripted_engine`."""
     ended = []
     if store == "paged":
         engine |= {"kv_store": PagedKV, "pages": pages}
     it = scripted_engine(scripts, tokenizer=TOKENIZER, observers=observers, **engine)
     level, caps = it.engine.level, it.engine.caps
     settings = SchedulerSettings.resolve(caps, level, **{"chunk": chunk, "chunk_busy": busy, **(options or {})})
-    planner = ChunkedPlanner(chunk=chunk, level=level, caps=caps)
-    adaptive = settings.chunk_busy is not None
+    planners = [ChunkedPlanner(chunk=size, level=level, caps=caps) for size in (chunk, settings.chunk_busy) if size]
+    idle, *busy = map(planned, planners)
     scheduler = Scheduler(
         it.engine,
-        planner=planner,
-        busy_planner=ChunkedPlanner(chunk=settings.chunk_busy, level=level, caps=caps) if adaptive else None,
+        planner=idle,
+        busy_planner=busy[0] if busy else None,
         settings=settings,
         observers=type(it.observers)([_Ends(ended)]),
         clock=it.clock,

@@ -48,7 +48,7 @@ def test_h_g7_joins_at_random_steps_mix_no_replies(concurrency):
             it.scheduler.tick()
     it.run()
     for name, (budget, reply) in replies.items():
-        assert seen(reply)[0].text == (f"{name}-" * 40)[:budget]
+        assert seen(reply)[0].text == (f"{name}-" * 200)[:budget]
 
 
 def test_events_of_a_row_come_in_order():

@@ -269,7 +269,7 @@ class EngineLoop:
                     self._collect()
                 return True
         self._since_grant = 0
-        return False
+        return bool(decodes or pieces)
 
     def _decodes(self) -> list[Work]:
         return [(row, Decode(number)) for number, row in self._seated.items() if row.can_decode]

@@ -45,7 +45,8 @@ class Reservation:
         self._preemption = preemption
 
     def hold(self, work: list[Work], seated: Iterable[Row]) -> list[Work]:
-        """The part of `work` that is reserved when this returns, in its order. `seated` are all rows that hold KV."""
+        """The part of `work` that is reserved when this returns, in its order; where it is none of it, rows gave KV up
+        and the next turn finds another state. `seated` are all rows that hold KV."""
         if not work:
             return []
         try:
@@ -117,9 +118,7 @@ class Reservation:
                 kept.append((row, part))
         held = {id(row) for row, _ in kept}
         work = [each for each in work if id(each[0]) in held]
-        if work and not self._try(work):
-            raise AssertionError("what was reserved part by part is not to be had together")
-        return work
+        return work if work and self._try(work) else []
 
     def _victim(self, row: Row, others: list[Row]) -> Row | None:
         """Of the rows that come later: a parked prefill, the newest first; else the lowest lane, then the fewest output
