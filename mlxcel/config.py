@@ -32,8 +32,8 @@ _MAX_FILE: Final = 1 << 20  # bytes of a configuration file
 class EngineConfig:
     """Effective options; the table in mlxcel/options.py says what each means. `origins` has one entry a field of it.
 
-    `max_model_len` 0, `kv_cache_budget` None and `max_num_seqs` None leave the choice to the loader, None of
-    `adaptive_prefill_chunk` and `mixed_step` to the level in force.
+    `max_model_len` 0 and None of `kv_cache_budget`, `max_num_seqs`, `page_size` and `enable_prefix_caching` leave the
+    choice to the loader, None of `adaptive_prefill_chunk` and `mixed_step` to the level in force.
     """
 
     backend: str | None
@@ -67,6 +67,13 @@ class EngineConfig:
     no_preemption: bool
     kv_admission_watermark: float
     priority_ageing_seconds: float
+    page_size: int | None
+    enable_prefix_caching: bool | None
+    prompt_cache_capacity_bytes: int | None
+    prompt_cache_max_entries: int
+    prompt_cache_ttl: float
+    prompt_cache_min_prefix: int
+    prompt_cache_file: str | None
     print_token_ids: bool
     trace_hooks: bool
     plugins: str | None

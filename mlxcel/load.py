@@ -19,14 +19,17 @@ from mlxcel.core.finish import FinishStep
 from mlxcel.core.kv import KVSpec, KVStore
 from mlxcel.core.named import load_target
 from mlxcel.core.observe import Observers
+from mlxcel.core.piecework import Planner
+from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.sampling import LogitsProcessor, Sampler
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
-from mlxcel.direct import Planner
 from mlxcel.errors import CheckpointError, PluginError
 from mlxcel.footprint import Footprint
-from mlxcel.memory_plan import MemorySettings, memory_here, plan_memory
+from mlxcel.kv_setup import Rows, make_cache, make_store, page_size, plan_rows, save_cache
+from mlxcel.memory_plan import MemorySettings, memory_here, storage_name
+from mlxcel.model_identity import identify
 from mlxcel.plugins.finish.standard import StandardFinish
 from mlxcel.resolve import ResolvedModel, resolve_model
 from mlxcel.store import ModelStore
@@ -71,6 +74,7 @@ class LoadedModel:
     """An engine and what a client needs around it. `close` frees all of it."""
 
     engine: Engine
+    cache: PromptCache | None
     planner: Planner
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -100,8 +104,10 @@ class _Parts:
     """Choices by name, made and imported before anything of the model is read."""
 
     chosen: Chosen
-    kv_storage: str
-    kv_store: Callable[..., KVStore]
+    rows: Rows
+    page_size: int
+    cached: bool  # with a prompt cache
+    kv_stores: Mapping[str, Callable[..., KVStore]]  # those that may be taken, by name
     planner: Callable[..., Planner]
     sampler: Callable[..., Sampler]
     steps: Mapping[str, Any]
@@ -113,16 +119,19 @@ def load_model(
     progress: Progress,
     *,
     slots: int = 1,
+    scheduled: bool = False,
+    tokenizer: Tokenizer | None = None,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LoadedModel:
     """Everything of `config` that names something is looked up before the model is; then the model is found, fetched
     where it has to be, and loaded. `say` gets lines for people: the backend and why, a licence that asks something, a
-    context that was lowered.
+    context that was lowered. `slots` rows can be open at once; `scheduled`, as many as `--parallel` says, with a prompt
+    cache unless that is off. `tokenizer` takes the place of the checkpoint's own.
 
     Raises the errors of mlxcel/errors.py; nothing stays open then.
     """
-    parts = _choose(config, manager)
+    parts = _choose(config, manager, slots, scheduled)
     say(f"backend: {parts.chosen.name} ({parts.chosen.why})")
     timed = _Timed(progress, clock)
     with ExitStack() as held:
@@ -140,7 +149,7 @@ def load_model(
         started = clock()
         checkpoint = open_checkpoint(found.path, manager)
         held.callback(checkpoint.close)
-        model = _assemble(config, manager, parts, found, checkpoint, timed, slots, say, clock, held)
+        model = _assemble(config, manager, parts, found, checkpoint, tokenizer, timed, say, clock, held)
         times = LoadTimes(clock() - started, timed.seconds.get("download"))
         return LoadedModel(**model, times=times, held=held.pop_all())
 
@@ -175,13 +184,27 @@ def choose_tokenizer(checkpoint: Checkpoint, manager: PluginManager) -> Tokenize
     return made
 
 
-def _choose(config: EngineConfig, manager: PluginManager) -> _Parts:
-    storage = "dense" if config.kv_storage == "auto" else config.kv_storage
+def read_tokenizer(path: Path, manager: PluginManager) -> Tokenizer:
+    """Of a checkpoint alone. Raises as `load_model` does."""
+    checkpoint = open_checkpoint(path, manager)
+    try:
+        return choose_tokenizer(checkpoint, manager)
+    finally:
+        checkpoint.close()
+
+
+def _choose(config: EngineConfig, manager: PluginManager, slots: int, scheduled: bool) -> _Parts:
     steps = manager.finish_steps()
+    chosen = choose_backend(config, manager)
+    caps = chosen.backend.caps
+    rows = Rows.of(config, caps) if scheduled else Rows(slots, fewer=False)
+    stores = {storage_name(config, count) for count in (1, rows.most)}
     return _Parts(
-        chosen=choose_backend(config, manager),
-        kv_storage=storage,
-        kv_store=manager.kv_stores().maker(storage, KVStore),
+        chosen=chosen,
+        rows=rows,
+        page_size=page_size(config, caps),
+        cached=scheduled and config.enable_prefix_caching is not False,
+        kv_stores={name: manager.kv_stores().maker(name, KVStore) for name in stores},
         planner=manager.prefill_planners().maker(config.prefill_planner, Planner),
         sampler=manager.samplers().maker(config.sampler, Sampler),
         steps={name: steps.maker(name, FinishStep)() for name in steps},
@@ -194,8 +217,8 @@ def _assemble(
     parts: _Parts,
     found: ResolvedModel,
     checkpoint: Checkpoint,
+    tokenizer: Tokenizer | None,
     progress: Progress,
-    slots: int,
     say: Callable[[str], None],
     clock: Callable[[], float],
     held: ExitStack,
@@ -204,7 +227,7 @@ def _assemble(
     spec = manager.family_for(checkpoint.naming, checkpoint.architecture)
     family = manager.families().load(spec.name)()
     model_config = family.parse_config(checkpoint)
-    tokenizer = choose_tokenizer(checkpoint, manager)
+    given, tokenizer = tokenizer is not None, tokenizer or choose_tokenizer(checkpoint, manager)
     template = select_template(
         checkpoint,
         flag_text=config.chat_template,
@@ -213,6 +236,11 @@ def _assemble(
     )
     defaults = GenerationDefaults.read(config.generation_config, checkpoint)
     vocab: int = model_config.vocab_size
+    if given and tokenizer.size > vocab:
+        raise CheckpointError(
+            f"the tokenizer has {tokenizer.size} tokens, the model's vocabulary holds {vocab}",
+            hint="take the tokenizer that belongs to the model",
+        )
     ends = end_ids(
         checkpoint.config if checkpoint.naming == "hf" else {},
         None if config.generation_config == "none" else defaults,
@@ -226,16 +254,19 @@ def _assemble(
     kv_spec: KVSpec = family.kv_spec(model_config)
     chunk = config.prefill_chunk
 
-    settings = MemorySettings.of(config, rows=slots, dtype=backend.caps.dtype)
-    footprint, memory = Footprint.of(family, model_config), memory_here(settings)
-    plan_memory(footprint, settings, memory).admitted()  # before a weight is read
+    dtype = backend.caps.dtype
+    footprint = Footprint.of(family, model_config)
+    memory = memory_here(MemorySettings.of(config, rows=parts.rows.most, dtype=dtype))
+    plan_rows(footprint, config, parts.rows, memory, dtype=dtype).admitted()  # before a weight is read
     held.callback(backend.close)
     backend.load(family, model_config, checkpoint, progress)
-    memory_plan = plan_memory(footprint, settings, memory, weights=backend.weight_bytes)
+    memory_plan = plan_rows(footprint, config, parts.rows, memory, dtype=dtype, weights=backend.weight_bytes)
     context = memory_plan.admitted()
     if context.lowered:
         say(context.lowered)
-    kv = parts.kv_store(kv_spec=kv_spec, slots=slots, context=context.positions, page_size=backend.caps.page_sizes[0])
+    slots = memory_plan.settings.rows
+    store = parts.kv_stores[storage_name(config, slots)]
+    kv = make_store(store, memory_plan, kv_spec, size=parts.page_size, cached=parts.cached)
     observers = Observers(tuple(manager.observers().values()))
     engine = Engine(
         backend=backend,
@@ -247,10 +278,16 @@ def _assemble(
             steps=parts.steps,
             clock=clock,
         ),
-        settings=EngineSettings(vocab, context.positions, slots, chunk, config.max_consecutive_faults),
+        settings=EngineSettings(
+            vocab, context.positions, slots, chunk, config.max_consecutive_faults, identity=identify(checkpoint)
+        ),
         observers=observers,
     )
     held.callback(engine.shutdown)
+    cache: PromptCache | None = None
+    if parts.cached:
+        cache = make_cache(config, engine, kv, kv_spec, dtype=dtype, clock=clock)
+        held.callback(save_cache, config, engine, cache)
     facts = ModelFacts(
         name=config.served_model_name[0] if config.served_model_name else found.name,
         source=found.source,
@@ -266,9 +303,10 @@ def _assemble(
         log.info("%s", unused_line(unused))
     log.info("model: %s", ", ".join(f"{name}={value}" for name, value in attrs.asdict(facts).items()))
     most = memory_plan.kv_bytes(context.positions)
-    log.info("KV: %d pages of %d positions, at most %d bytes", kv.num_pages, kv.page_size, most)
+    log.info("KV: at most %d bytes of %d positions a row", most, context.positions)
     return {
         "engine": engine,
+        "cache": cache,
         "planner": parts.planner(chunk=chunk, level=engine.level, caps=backend.caps),
         "tokenizer": tokenizer,
         "template": template,

@@ -55,6 +55,13 @@ class Memory:
         return left if self.device or left < 0 else int(self.share * left)
 
 
+def storage_name(config: EngineConfig, rows: int) -> str:
+    """The KV store that is asked for; `auto` is dense for one row and paged above (spec D31)."""
+    if config.kv_storage != "auto":
+        return config.kv_storage
+    return "dense" if rows == 1 else "paged"
+
+
 @attrs.frozen
 class MemorySettings:
     """What of an engine's settings decides about memory."""
@@ -68,7 +75,8 @@ class MemorySettings:
 
     @classmethod
     def of(cls, config: EngineConfig, *, rows: int, dtype: str) -> MemorySettings:
-        return cls(config.max_model_len, config.prefill_chunk, rows, config.kv_cache_budget, dtype)
+        paged = storage_name(config, rows) == "paged"
+        return cls(config.max_model_len, config.prefill_chunk, rows, config.kv_cache_budget, dtype, paged)
 
 
 @attrs.frozen

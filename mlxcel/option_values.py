@@ -136,6 +136,15 @@ SIZE: Final = Kind(
 """None stands for `auto`."""
 
 
+CAPACITY: Final = Kind(
+    "auto|BYTES",
+    "auto, 0 or a number of bytes, with K, M, G or T for powers of 1024",
+    lambda text: 0 if text == "0" else _size_text(text),
+    lambda value: 0 if value == 0 and not isinstance(value, bool) else _size_data(value),
+)
+"""None stands for `auto`."""
+
+
 def _bytes_text(text: str) -> int:
     return _bytes_data(_size_text(text))
 

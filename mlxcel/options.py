@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import attrs
 
 from mlxcel.option_values import (
+    CAPACITY,
     FILE,
     JSON_OBJECT,
     LOOP_DETECTION,
@@ -103,7 +104,7 @@ OPTIONS: Final = (
     ),
     Option(
         "kv_storage", ("--kv-storage", "--decode-storage"), "MLXCEL_SERVER_DECODE_STORAGE", NAME, "auto",
-        "auto: dense", "Where the KV lives: auto, dense or a plugin's.", "engine",
+        "auto: dense for one row, paged above", "Where the KV lives: auto, dense, paged or a plugin's.", "engine",
     ),
     Option(
         "kv_cache_budget", ("--kv-cache-budget",), "MLXCEL_KV_CACHE_BUDGET", SIZE, None,
@@ -201,6 +202,37 @@ OPTIONS: Final = (
         "priority_ageing_seconds", ("--priority-ageing-seconds",), "MLXCEL_PRIORITY_AGEING_SECONDS",
         real_in(0, 1e9, "a number of seconds from 0 to 1000000000"), 10.0, "10",
         "Seconds that a lane lets a request come later than the lane before; 0: no lanes.", "scheduler",
+    ),
+    Option(
+        "page_size", ("--page-size", "--block-size"), "MLXCEL_PAGE_SIZE",
+        whole(1, 128, "an integer from 1 to 128"), None, "the backend's choice",
+        "Positions a page of the KV holds, a size that the backend offers.", "scheduler",
+    ),
+    Option(
+        "enable_prefix_caching", ("--prompt-cache",), "MLXCEL_PROMPT_CACHE_ENABLED", ON_OFF, None, "on",
+        "Keep the KV of prompts for those that begin alike.", "scheduler",
+    ),
+    Option(
+        "prompt_cache_capacity_bytes", ("--prompt-cache-capacity-bytes",), "MLXCEL_PROMPT_CACHE_CAPACITY_BYTES",
+        CAPACITY, None, "auto: what nobody else needs", "Most memory of kept prompts; 0: none is kept.", "scheduler",
+    ),
+    Option(
+        "prompt_cache_max_entries", ("--prompt-cache-max-entries",), "MLXCEL_PROMPT_CACHE_MAX_ENTRIES",
+        whole(0, 2**31 - 1, "an integer from 0 to 2147483647"), 0, "0: bytes decide", "Most kept prompts.", "scheduler",
+    ),
+    Option(
+        "prompt_cache_ttl", ("--prompt-cache-ttl",), "MLXCEL_PROMPT_CACHE_TTL",
+        real_in(0, 1e9, "a number of seconds from 0 to 1000000000"), 3600.0, "3600",
+        "Seconds that a prompt is kept after its last use; 0: no limit.", "scheduler",
+    ),
+    Option(
+        "prompt_cache_min_prefix", ("--prompt-cache-min-prefix",), "MLXCEL_PROMPT_CACHE_MIN_PREFIX",
+        whole(1, 2**31 - 1, "an integer from 1 to 2147483647"), 16, "16",
+        "Fewest tokens worth keeping and taking up.", "scheduler",
+    ),
+    Option(
+        "prompt_cache_file", ("--prompt-cache-file",), "MLXCEL_PROMPT_CACHE_FILE", FILE, None, "none",
+        "File that kept prompts are read from at the start and written to at the end.", "scheduler",
     ),
     Option(
         "print_token_ids", ("--print-token-ids",), "MLXCEL_PRINT_TOKEN_IDS", SWITCH, False, "off",

@@ -42,6 +42,13 @@ SAMPLES = {
     "max_batch_prefill_tokens": ("3", 3),
     "no_preemption": ("1", True),
     "kv_admission_watermark": ("0.5", 0.5),
+    "page_size": ("32", 32),
+    "enable_prefix_caching": ("0", False),
+    "prompt_cache_capacity_bytes": ("2G", 2 << 30),
+    "prompt_cache_max_entries": ("7", 7),
+    "prompt_cache_ttl": ("1.5", 1.5),
+    "prompt_cache_min_prefix": ("9", 9),
+    "prompt_cache_file": ("kept.bin", "kept.bin"),
     "priority_ageing_seconds": ("3", 3.0),
 }
 

@@ -76,7 +76,7 @@ def test_a_hook_that_fails_takes_nothing_else_down(third_party: Installer, how: 
     third_party.install("broken", samplers(text))
     manager = load()
     assert list(manager.samplers()) == ["chain"]
-    assert list(manager.kv_stores()) == ["dense", "drawer"]
+    assert list(manager.kv_stores()) == ["dense", "paged", "drawer"]
     info = next(info for info in manager.infos() if info.distribution == "broken")
     assert info.error is not None
     assert info.error.startswith("mlxcel_samplers: ")

@@ -103,7 +103,7 @@ def test_mlxcel_model_sources(both: PluginManager, tmp_path: Path) -> None:
 def test_mlxcel_kv_stores(both: PluginManager) -> None:
     behind_built_ins(both.kv_stores(), "drawer")
     dense = inspect.signature(both.kv_stores().load("dense"))
-    assert set(dense.parameters) == {"kv_spec", "slots", "context", "page_size"}
+    assert set(dense.parameters) == {"kv_spec", "slots", "context", "page_size", "pages"}
 
 
 def test_mlxcel_prefill_planners(both: PluginManager) -> None:
@@ -260,7 +260,7 @@ def test_a_name_registered_twice_names_both_plugins(third_party: Installer) -> N
     assert caught.value.message == expected
     assert caught.value.exit_code == 2
     assert manager.clashes(built_in_commands=()) == [expected]
-    assert list(manager.kv_stores()) == ["dense", "box", "drawer"]
+    assert list(manager.kv_stores()) == ["dense", "paged", "box", "drawer"]
     assert list(load(("second",)).samplers()) == ["chain", "dice"]
 
 

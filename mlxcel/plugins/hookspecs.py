@@ -73,8 +73,9 @@ def mlxcel_model_sources() -> list[ModelSource]:
 def mlxcel_kv_stores() -> list[Named]:
     """Bookkeeping of where the KV lives, chosen by `--kv-storage NAME`.
 
-    `load()` gives a factory `(*, kv_spec: KVSpec, slots: int, context: int, page_size: int) -> KVStore`; `slots` is the
-    number of rows, `context` and `page_size` are in positions. A store holds no device array.
+    `load()` gives a factory `(*, kv_spec: KVSpec, slots: int, context: int, page_size: int, pages: int) -> KVStore`;
+    `slots` is the number of rows, `context` and `page_size` are in positions, `pages` is how many pages of that size
+    the KV budget holds. A store holds no device array.
     """
 
 

@@ -1,0 +1,125 @@
+"""Where the KV of an engine lives: how many rows, which store, how many pages, and what keeps the KV of prompts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from mlxcel.core.backend import BackendCaps
+from mlxcel.core.engine import Engine
+from mlxcel.core.kv import KVSpec, KVStore, ceil_block
+from mlxcel.core.prompt_cache import PromptCache
+from mlxcel.errors import CacheFileError, UsageError
+from mlxcel.footprint import ITEM_SIZES, Footprint
+from mlxcel.memory_plan import Memory, MemoryPlan, MemorySettings, plan_memory
+from mlxcel.plugins.kv.kept_pages import CacheLimits
+from mlxcel.plugins.kv.prefix_cache import PrefixCache
+
+if TYPE_CHECKING:
+    from mlxcel.config import EngineConfig
+
+log = logging.getLogger("mlxcel.load")
+
+ROWS_ON_CPU: Final = 4
+ROWS_ON_GPU: Final = 32
+
+
+@attrs.frozen
+class Rows:
+    """How many rows an engine decodes together; `fewer` may be taken where the memory holds fewer (spec C12)."""
+
+    most: int
+    fewer: bool
+
+    @classmethod
+    def of(cls, config: EngineConfig, caps: BackendCaps) -> Rows:
+        if config.max_num_seqs is not None:
+            return cls(config.max_num_seqs, fewer=False)
+        return cls(ROWS_ON_CPU if caps.platform == "cpu" else ROWS_ON_GPU, fewer=True)
+
+
+def page_size(config: EngineConfig, caps: BackendCaps) -> int:
+    """UsageError for a size that the backend does not offer (spec V1)."""
+    if config.page_size is None:
+        return caps.page_sizes[0]
+    if config.page_size not in caps.page_sizes:
+        known = ", ".join(map(str, sorted(caps.page_sizes)))
+        raise UsageError(f"--page-size {config.page_size} is not one of this backend's", hint=f"there are {known}")
+    return config.page_size
+
+
+def plan_rows(
+    footprint: Footprint,
+    config: EngineConfig,
+    rows: Rows,
+    memory: Memory | None,
+    *,
+    dtype: str,
+    weights: int | None = None,
+) -> MemoryPlan:
+    """The plan for `rows.most`, or for the most below it that the memory holds without a shorter context. It may be a
+    refusal."""
+    count = rows.most
+    while True:
+        settings = MemorySettings.of(config, rows=count, dtype=dtype)
+        plan = plan_memory(footprint, settings, memory, weights=weights)
+        short = plan.context is None or plan.context.lowered is not None
+        if not (short and rows.fewer and count > 1):
+            return plan
+        count //= 2
+
+
+def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, *, size: int, cached: bool) -> KVStore:
+    """A store for the rows and the context of a plan, with pages for all that the budget holds if prompts are kept in
+    them, else for what the rows can fill."""
+    rows, context = plan.settings.rows, plan.admitted().positions
+    filled = rows * (ceil_block(context) // size)
+    held = plan.pages(size)
+    pages = filled if held is None else held if cached else min(filled, held)
+    store = make(kv_spec=kv_spec, slots=rows, context=context, page_size=size, pages=pages)
+    log.info("KV: %d pages of %d positions, %d rows of at most %d", store.num_pages, store.page_size, rows, context)
+    return store
+
+
+def make_cache(
+    config: EngineConfig, engine: Engine, kv: KVStore, kv_spec: KVSpec, *, dtype: str, clock: Callable[[], float]
+) -> PromptCache:
+    """The prompt cache of an engine, filled from its file where there is one that can be used."""
+    cache = PrefixCache(
+        kv=kv,
+        kv_spec=kv_spec,
+        key=engine.kv_key,
+        level=engine.level,
+        chunk=engine.settings.chunk,
+        page_bytes=kv.page_size * kv_spec.bytes_per_position(ITEM_SIZES[dtype]),
+        limits=CacheLimits(
+            bytes=config.prompt_cache_capacity_bytes,
+            entries=config.prompt_cache_max_entries,
+            ttl=config.prompt_cache_ttl,
+            min_prefix=config.prompt_cache_min_prefix,
+        ),
+        clock=clock,
+    )
+    if (file := _cache_file(config)) is not None and file.exists():
+        try:
+            log.info("prompt cache: %d positions from %s", cache.load(engine, file), file)
+        except CacheFileError as error:
+            log.warning("%s", error)
+    return cache
+
+
+def save_cache(config: EngineConfig, engine: Engine, cache: PromptCache) -> None:
+    """At the end: to the file, where there is one to be. A failure is a warning."""
+    if (file := _cache_file(config)) is not None:
+        try:
+            log.info("prompt cache: %d positions to %s", cache.save(engine, file), file)
+        except Exception as error:  # nothing of the shutdown behind it may be lost
+            log.warning("the prompt cache was not saved: %s", error)
+
+
+def _cache_file(config: EngineConfig) -> Path | None:
+    return None if config.prompt_cache_file is None else Path(config.prompt_cache_file)
