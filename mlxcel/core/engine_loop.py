@@ -19,7 +19,7 @@ from mlxcel.core.inbox import Cancel, Inbox
 from mlxcel.core.job import Job, Row, RowState
 from mlxcel.core.parts import part_length
 from mlxcel.core.piecework import Ring
-from mlxcel.core.plan import Decode, Part, Piece, RowOutcome, Scores, Ticket
+from mlxcel.core.plan import Decode, Part, Piece, RowOutcome, Scores, Ticket, TokenLogprobs
 from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.reservation import Remedies, Reservation, Work
@@ -182,7 +182,7 @@ class EngineLoop:
             if row.sequence_id is None or row.scoring:
                 self._end(row, "rejected" if isinstance(why, RequestTimeout) else "cancelled", error=why)
                 continue
-            self._deliver(row, self._engine.cancel(row.sequence_id))
+            self._deliver(row, self._engine.cancel(row.sequence_id), self._clock())
             self._end(row, "cancelled", error=why)
 
     # --- admission ----------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class EngineLoop:
         self._watchdog.step_finished()
         if self.sick is not None:
             raise self.sick
-        fault: BackendFault | None = None
+        now, fault = self._clock(), None
         for row, drew, part, outcome in zip(flight.rows, flight.drew, flight.ticket.parts, outcomes, strict=True):
             row.in_flight -= 1
             if not flight.lost:
@@ -335,13 +335,13 @@ class EngineLoop:
             if row.state is RowState.ENDED:
                 self._retire(row)
             elif not flight.lost:
-                self._take(row, part, outcome)
+                self._take(row, part, outcome, now)
         if fault is not None:
             self._counters.step_faults_total += 1
             if not fault.kv_intact:
                 self._lose_kv()
 
-    def _take(self, row: Row, part: Part, outcome: RowOutcome) -> None:
+    def _take(self, row: Row, part: Part, outcome: RowOutcome, now: float) -> None:
         if isinstance(part, Piece) and outcome.error is None:
             if row.scoring:
                 if outcome.scores is not None:
@@ -352,29 +352,30 @@ class EngineLoop:
             row.pieces.append(part.plan.pieces[part.index])
             if part.plan.is_terminal(part.index):
                 self._prefilled(row)
-        self._deliver(row, outcome)
+        self._deliver(row, outcome, now)
         if outcome.error is not None:
             self._end(row, "error", error=outcome.error)
         elif outcome.cause is not None:
             self._end(row, outcome.cause, outcome.detail)
 
-    def _deliver(self, row: Row, outcome: RowOutcome) -> None:
+    def _deliver(self, row: Row, outcome: RowOutcome, now: float) -> None:
         """What an outcome lets go of, for the record and for the client."""
-        now = self._clock()
         if outcome.token is not None and row.first_token is None:
             row.first_token = now
         ids: tuple[int, ...] = ()
-        logprobs = () if outcome.logprobs is None or not outcome.appended else (outcome.logprobs,)
+        logprobs: tuple[TokenLogprobs, ...] = ()
         if outcome.appended and outcome.token is not None:
             row.last_token = now
             row.output.append(outcome.token)
             ids = (outcome.token,)
             self._counters.generation_tokens_total += 1
+            if outcome.logprobs is not None:
+                logprobs = (outcome.logprobs,)
+                row.logprobs += logprobs
         if outcome.text:
             row.text.append(outcome.text)
         if outcome.reasoning:
             row.reasoning.append(outcome.reasoning)
-        row.logprobs += logprobs
         if ids or outcome.text or outcome.reasoning:
             self._put(row, Delta(row.spec.choice, outcome.text, outcome.reasoning, ids, logprobs))
 

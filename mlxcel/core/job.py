@@ -51,6 +51,7 @@ class Row:
 
     job: Job
     spec: SequenceSpec
+    prompt_length: int  # P
     max_new: int
     state: RowState = RowState.WAITING
     sequence_id: int | None = None
@@ -77,16 +78,12 @@ class Row:
 
     @classmethod
     def of(cls, job: Job, spec: SequenceSpec, context: int) -> Row:
-        return cls(job, spec, reply_bound(spec.params, len(spec.prompt_ids), context))
+        length = len(spec.prompt_ids)
+        return cls(job, spec, length, reply_bound(spec.params, length, context))
 
     @property
     def rank(self) -> Rank:
         return (self.job.lane, self.job.virtual, self.job.number, self.spec.choice)
-
-    @property
-    def prompt_length(self) -> int:
-        """P."""
-        return len(self.spec.prompt_ids)
 
     @property
     def length(self) -> int:
@@ -96,14 +93,15 @@ class Row:
     @property
     def draws(self) -> bool:
         """Whether its next decode draws: an older token is a replay (spec E22)."""
-        return self.at == self.length - 1 + self.drawing
+        return self.at == self.prompt_length + len(self.output) - 1 + self.drawing
 
     @property
     def can_decode(self) -> bool:
         """Whether a decode is due: none is behind the token that spends the budget (spec E13)."""
         if self.state is not RowState.DECODING:
             return False
-        return not self.draws or len(self.output) + self.drawing < self.max_new
+        coming = len(self.output) + self.drawing
+        return coming < self.max_new or self.at < self.prompt_length + coming - 1
 
     def feeds(self, level: str) -> tuple[np.ndarray, bool]:
         """Ids that its plan is over, int32, and whether the last piece draws (spec C19): the prompt, or behind a

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import attrs
 
 from mlxcel.core.events import Delta, Ended, Event, Started
-from mlxcel.core.plan import TokenLogprobs
 
 log = logging.getLogger("mlxcel.scheduler")
 
@@ -27,28 +26,28 @@ _LOGPROB_BYTES = 64
 
 @attrs.define(eq=False)
 class _Unread:
-    """A delta that may still grow."""
+    """A delta that waits, and those that joined it."""
 
-    choice: int
-    size: int = 0
-    text: list[str] = attrs.field(factory=list)
-    reasoning: list[str] = attrs.field(factory=list)
-    token_ids: list[int] = attrs.field(factory=list)
-    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+    size: int
+    deltas: list[Delta]
 
-    def add(self, delta: Delta, size: int) -> None:
-        self.size += size
-        if delta.text:
-            self.text.append(delta.text)
-        if delta.reasoning:
-            self.reasoning.append(delta.reasoning)
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-
-    def delta(self) -> Delta:
+    def merged(self) -> Delta:
+        if len(self.deltas) == 1:
+            return self.deltas[0]
         return Delta(
-            self.choice, "".join(self.text), "".join(self.reasoning), tuple(self.token_ids), tuple(self.logprobs)
+            self.deltas[0].choice,
+            "".join(delta.text for delta in self.deltas),
+            "".join(delta.reasoning for delta in self.deltas),
+            tuple(token for delta in self.deltas for token in delta.token_ids),
+            tuple(entry for delta in self.deltas for entry in delta.logprobs),
         )
+
+
+def _size(delta: Delta) -> int:
+    size = len(delta.text.encode()) + len(delta.reasoning.encode()) + _ID_BYTES * len(delta.token_ids)
+    if delta.logprobs:
+        size += _LOGPROB_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
+    return size
 
 
 class Outbox:
@@ -63,6 +62,7 @@ class Outbox:
         self._newest: dict[int, _Unread] = {}  # by choice, the newest delta that was not read
         self._open = set(range(choices))
         self._bytes = 0
+        self._readers = 0  # threads that wait for an event
         self._listener: Callable[[], None] | None = None
 
     # --- the scheduler's side ---------------------------------------------------------------------------------------
@@ -77,8 +77,9 @@ class Outbox:
             else:
                 self._put_delta(event)
             fine = self._bytes <= MAX_BYTES
-            self._changed.notify_all()
-        return self._tell() and fine
+            if self._readers:
+                self._changed.notify_all()
+        return fine if self._listener is None else self._tell() and fine
 
     @property
     def slow(self) -> bool:
@@ -99,15 +100,15 @@ class Outbox:
         return True
 
     def _put_delta(self, delta: Delta) -> None:
-        size = len(delta.text.encode()) + len(delta.reasoning.encode())
-        size += _ID_BYTES * len(delta.token_ids)
-        size += _LOGPROB_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
+        size = _size(delta)
         self._bytes += size
         unread = self._newest.get(delta.choice)
         if unread is None or len(self._unread) < MAX_UNREAD:
-            unread = self._newest[delta.choice] = _Unread(delta.choice)
+            unread = self._newest[delta.choice] = _Unread(size, [delta])
             self._unread.append(unread)
-        unread.add(delta, size)
+        else:
+            unread.size += size
+            unread.deltas.append(delta)
 
     def _tell(self) -> bool:
         """A listener that raises is a client that left."""
@@ -137,16 +138,21 @@ class Outbox:
         """The next event; None once `timeout` seconds passed without one, or when none will come. None waits for ever,
         0 not at all."""
         with self._changed:
-            self._changed.wait_for(lambda: self._unread or not self._open, timeout)
+            self._readers += 1
+            try:
+                self._changed.wait_for(lambda: self._unread or not self._open, timeout)
+            finally:
+                self._readers -= 1
             if not self._unread:
                 return None
             event = self._unread.popleft()
             if not isinstance(event, _Unread):
                 return event
             self._bytes -= event.size
-            if self._newest.get(event.choice) is event:
-                del self._newest[event.choice]
-            return event.delta()
+            choice = event.deltas[0].choice
+            if self._newest.get(choice) is event:
+                del self._newest[choice]
+        return event.merged()
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have `listener` called whenever an event came, from the thread that put it, which it must not hold up; at
