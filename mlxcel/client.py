@@ -167,7 +167,7 @@ class LocalClient:
         elif asked.text is not None:
             prompt = raw_prompt(model, asked.text, resolved.params)
         else:
-            prompt = Prompt(check_ids(asked.ids or (), model.facts.vocab))
+            prompt = Prompt(check_ids(() if asked.ids is None else asked.ids, model.facts.vocab))
         made = sequence_spec(
             model,
             prompt,
