@@ -47,7 +47,7 @@ class Breakers:
             head = int(newest_first[place])
             for tail in self.tails.get(head, ()):
                 after = len(history) - place  # of the head, in `history`
-                if len(tail) <= place and tuple(history[after : after + len(tail)].tolist()) == tail:
+                if tuple(history[after : after + len(tail)].tolist()) == tail:
                     return int(place - len(tail))
             if self.whole[head]:
                 return int(place)
