@@ -20,6 +20,7 @@ from mlxcel.plugins.sampling.logprobs import best, log_softmax
 from mlxcel.plugins.sampling.pack import DRAW, FEATURES, first_state, next_weight, pack_drawing, prepare_drawing
 from mlxcel.plugins.sampling.processors import check_names
 from mlxcel.plugins.sampling.scoring import SCORING, draw_scores, pack_scores
+from mlxcel.plugins.sampling.selection import select
 from mlxcel.plugins.sampling.stage import RowState
 from mlxcel.plugins.sampling.status import FINE, NOTHING_ALLOWED, behind_stage, fault_words, of_logits
 
@@ -104,7 +105,7 @@ class ChainSampler:
         with np.errstate(all="ignore"):
             if sampling.stages == SCORING:
                 return draw_scores(xp, logits, sampling)
-            return self._draw(xp, logits.astype(xp.float32), sampling, carry)
+            return self._draw(xp, logits.astype(xp.float32, copy=False), sampling, carry)
 
     def _draw(self, xp: Any, raw: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         zero, params = xp.float32(0), sampling.params
@@ -122,16 +123,16 @@ class ChainSampler:
         empty = xp.max(z, axis=-1) == xp.float32(-xp.inf)
         status = xp.where((status == FINE) & empty, xp.int32(NOTHING_ALLOWED), status)
         fine = status == FINE
-        z = xp.where(fine[:, None], z, zero)
+        z = select(xp, fine, z, zero)
         tokens, drawn_from, observed = xp.argmax(z, axis=-1).astype(xp.int32), z, None
         if DRAW in sampling.stages:
             sampled = draw_sampled(xp, z, sampling, carry, self._newline_ids(sampling))
             greedy = params["greedy"]
             tokens = xp.where(greedy, tokens, sampled.tokens)
-            drawn_from, observed = xp.where(greedy[:, None], z, sampled.drawn_from), sampled.observed
+            drawn_from, observed = select(xp, ~greedy, sampled.drawn_from, z), sampled.observed
         logprobs = top_ids = top_logprobs = None
         if sampling.top_logprobs is not None:
-            values = self._log_probabilities(xp, xp.where(fine[:, None], raw, zero), drawn_from, sampling)
+            values = self._log_probabilities(xp, select(xp, fine, raw, zero), drawn_from, sampling)
             logprobs = xp.take_along_axis(values, tokens[:, None], axis=-1)[:, 0]
             if sampling.top_logprobs:
                 top_ids, top_logprobs = best(xp, values, sampling.top_logprobs)
@@ -144,7 +145,7 @@ class ChainSampler:
         processed = log_softmax(xp, drawn_from)
         if "raw_logprobs" not in sampling.stages:
             return processed
-        return xp.where(sampling.params["processed"][:, None], processed, log_softmax(xp, raw))
+        return select(xp, sampling.params["processed"], processed, log_softmax(xp, raw))
 
     def _newline_ids(self, sampling: SamplingArrays) -> np.ndarray | None:
         """bool [V], the ids whose text is newlines only, looked for when a row first uses XTC (spec S22)."""

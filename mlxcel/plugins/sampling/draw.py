@@ -9,6 +9,7 @@ from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling import filters, mirostat, noise
 from mlxcel.plugins.sampling.adaptive import adaptive_p
 from mlxcel.plugins.sampling.pack import OFF
+from mlxcel.plugins.sampling.selection import select
 from mlxcel.plugins.sampling.temperature import dynamic, scale
 from mlxcel.plugins.sampling.typical import typical
 from mlxcel.plugins.sampling.xtc import marked, xtc
@@ -64,7 +65,7 @@ class _Step:
 
     def select(self, rows: Any, changed: Any, z: Any) -> Any:
         """`changed` for the rows [R] that use a stage, z bit for bit for the others (spec S3)."""
-        return self.xp.where(rows[:, None], changed, z)
+        return select(self.xp, rows, changed, z)
 
     @property
     def keys(self) -> tuple[Any, Any, Any]:
@@ -89,7 +90,7 @@ class _Step:
                 # ln 0 is no number to compute with; the row does not use it.
                 safe = xp.where(idle, xp.ones_like(value), value)
                 keep = {"keep": self.column("min_keep")} if counts and self.has("min_keep") else {}
-                z = xp.where(idle, z, function(xp, z, safe, **keep))
+                z = self.select(~idle[:, 0], function(xp, z, safe, **keep), z)
         return z
 
     def without_top_choices(self, z: Any, newlines: Any) -> Any:

@@ -17,7 +17,8 @@ def scale(xp: Any, z: Any, temperature: Any, *, may_be_cold: bool) -> Any:
     """
     shifted = z - xp.max(z, axis=-1, keepdims=True)
     if not may_be_cold:
-        return shifted / temperature
+        shifted /= temperature
+        return shifted
     cold = temperature < xp.float32(GREEDY_TEMPERATURE)
     first = xp.arange(z.shape[-1]) == xp.argmax(z, axis=-1)[:, None]
     return remove(xp, shifted / xp.where(cold, xp.float32(1), temperature), ~cold | first)

@@ -10,8 +10,12 @@ import numpy as np
 HALVINGS = 32
 """Enough for any two uint32."""
 
-LEADING = 512
-"""So many of a row's largest values are tried one by one, where that can be done: most thresholds lie among them."""
+LEADING = (512, 8192)
+"""So many of a row's largest values NumPy tries one by one: most thresholds lie among the first, nearly all among the
+second."""
+
+_SAMPLED = 16
+"""Every so manieth value tells roughly where the largest begin."""
 
 _BRANCHES = 8
 
@@ -23,6 +27,8 @@ def tree_sum(xp: Any, x: Any) -> Any:
     Elementwise additions only, so no library chooses an order. Each level adds eight contiguous slices of the row by
     halves: with two, XLA fuses so many levels that it compiles for seconds.
     """
+    if xp is np:
+        return _tree_sum_of_blocks(x)
     while x.shape[-1] > 1:
         length = x.shape[-1]
         width = -(-length // _BRANCHES)
@@ -37,20 +43,42 @@ def tree_sum(xp: Any, x: Any) -> Any:
     return x
 
 
+def _tree_sum_of_blocks(x: np.ndarray) -> np.ndarray:
+    """The same tree in few calls: a missing slice is one of zeros, which changes no sum."""
+    while x.shape[-1] > 1:
+        rows, length = x.shape
+        width = -(-length // _BRANCHES)
+        if _BRANCHES * width > length:
+            x = np.concatenate([x, np.zeros((rows, _BRANCHES * width - length), x.dtype)], axis=-1)
+        blocks = x.reshape(rows, _BRANCHES, width)
+        while blocks.shape[1] > 1:
+            blocks = blocks[:, ::2] + blocks[:, 1::2]
+        x = blocks[:, 0]
+    return x
+
+
 def ordered_image(xp: Any, x: Any) -> Any:
     """uint32 that order as the float32 values do: negatives have all bits flipped, the others the sign bit.
 
     Both zeros are one value and have one image. No NaN.
     """
     bits = x.view(xp.uint32)
-    negative = xp.uint32(0) - (bits >> xp.uint32(31))  # all ones, or none
-    image = bits ^ (negative | xp.uint32(0x80000000))
-    return image + (image == xp.uint32(0x7FFFFFFF)).astype(xp.uint32)  # that of -0
+    image = bits >> xp.uint32(31)
+    # In place where arrays can be: fresh pages cost NumPy more than the arithmetic.
+    image *= xp.uint32(0xFFFFFFFF)
+    image |= xp.uint32(0x80000000)
+    image ^= bits
+    image += image == xp.uint32(0x7FFFFFFF)  # -0
+    return image
 
 
 def among_best(xp: Any, image: Any, count: Any) -> Any:
     """Where image >= the count-th largest of its row: bool [R, V]. image uint32 [R, V]; count int32 [R, 1], at least 1,
     above V means all."""
+
+    if xp is np:
+        ranks = np.minimum(count[:, 0], image.shape[-1])
+        return image >= np.stack([_largest(row, int(k))[:1] for row, k in zip(image, ranks, strict=True)])
 
     def fewer_above(t: Any) -> Any:
         return xp.sum((image > t).astype(xp.int32), axis=-1, keepdims=True) < count
@@ -65,7 +93,7 @@ def within_mass(xp: Any, image: Any, weight: Any, bound: Any) -> Any:
     """
 
     def little_above(t: Any) -> Any:
-        return tree_sum(xp, weight * (image > t).astype(xp.float32)) < bound
+        return tree_sum(xp, weight * (image > t)) < bound
 
     return image >= lowest_threshold(xp, image, little_above)
 
@@ -85,27 +113,46 @@ def lowest_threshold(xp: Any, image: Any, holds: Callable[[Any], Any]) -> Any:
 def _lowest_value(image: Any, top: Any, holds: Callable[[Any], Any]) -> Any:
     """The search among values that are there. Rows with further values that hold are halved."""
     bottom = np.min(image, axis=-1, keepdims=True)
-    tried = np.stack([_leading(row, int(least)) for row, least in zip(image, bottom[:, 0], strict=True)])
-    low, high = np.zeros(top.shape, np.int64), np.full(top.shape, tried.shape[-1] - 1)
-    while np.any(low < high):
-        middle = (low + high + 1) // 2
-        found = holds(np.take_along_axis(tried, middle, axis=-1)) | (middle == low)
-        low, high = np.where(found, middle, low), np.where(found, high, middle - 1)
-    least = np.take_along_axis(tried, low, axis=-1)
-    # Whatever holds at a row's last tried value may hold below it, unless nothing is below it.
-    goes_on = (low == tried.shape[-1] - 1) & (least > bottom)
-    if not goes_on.any():
-        return least
+    least, goes_on = top, np.ones(top.shape, bool)
+    for count in LEADING:
+        tried = _leading(image, bottom, count)
+        low, high = np.zeros(top.shape, np.int64), np.full(top.shape, tried.shape[-1] - 1)
+        while np.any(low < high):
+            middle = (low + high + 1) // 2
+            found = holds(np.take_along_axis(tried, middle, axis=-1)) | (middle == low)
+            low, high = np.where(found, middle, low), np.where(found, high, middle - 1)
+        least = np.take_along_axis(tried, low, axis=-1)
+        # Whatever holds at a row's last tried value may hold below it, unless nothing is below it.
+        goes_on = (low == tried.shape[-1] - 1) & (least > bottom)
+        if not goes_on.any():
+            return least
     return _halved(np, np.where(goes_on, np.uint32(0), least), least, holds)
 
 
-def _leading(row: np.ndarray, least: int) -> np.ndarray:
-    """uint32 [min(V, LEADING)]: the largest of row [V], largest first; filled up with `least`, its minimum."""
-    count = min(len(row), LEADING)
-    above = row[row > least]
-    if len(above) > count:
-        above = np.partition(above, len(above) - count)[len(above) - count :]
-    return np.concatenate([np.sort(above)[::-1], np.full(count - len(above), least, np.uint32)])
+def _leading(image: np.ndarray, bottom: np.ndarray, count: int) -> np.ndarray:
+    """uint32 [R, n]: the largest values of each row, largest first, at most `count`; filled up with the row's least,
+    `bottom` [R, 1]."""
+    found = []
+    for row, least in zip(image, bottom[:, 0], strict=True):
+        above = row[row > least]
+        found.append(np.sort(_largest(above, count) if len(above) > count else above)[::-1])
+    width = min(count, 1 + max(map(len, found)))
+    return np.stack(
+        [
+            np.pad(row, (0, width - len(row)), constant_values=least)
+            for row, least in zip(found, bottom[:, 0], strict=True)
+        ]
+    )
+
+
+def _largest(row: np.ndarray, count: int) -> np.ndarray:
+    """uint32 [count]: the largest of row [n], n >= count >= 1, the least of them first, the others in no order."""
+    sample = row[::_SAMPLED]
+    rank = 2 * (count // _SAMPLED) + _SAMPLED // 2
+    if rank < len(sample):
+        near = row[row >= np.partition(sample, len(sample) - rank)[len(sample) - rank]]
+        row = near if len(near) >= count else row
+    return np.partition(row, len(row) - count)[len(row) - count :]
 
 
 def _halved(xp: Any, low: Any, high: Any, holds: Callable[[Any], Any]) -> Any:
