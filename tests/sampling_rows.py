@@ -138,7 +138,7 @@ FEATURE_SETS = {
     "dynatemp": {"seed": 11, "temperature": 0.9, "dynatemp_range": 0.5, "dynatemp_exponent": 1.3},
     "dynatemp first": {"seed": 12, "dynatemp_range": 0.8, "top_p": 0.7, "samplers": ["temperature", "top_p"]},
     "adaptive_p": {"seed": 13, "adaptive_target": 0.2, "temperature": 1.2},
-    "mirostat 1": {"seed": 14, "mirostat": 1, "mirostat_tau": 3},
+    "mirostat 1": {"seed": 14, "mirostat": 1, "mirostat_tau": 4},
     "mirostat 2": {"seed": 15, "mirostat": 2, "mirostat_tau": 3},
     "cold mirostat": {"temperature": 0, "mirostat": 2},
     "logprobs": {"seed": 16, "logprobs": 3, "temperature": 0.5},

@@ -6,15 +6,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlxcel.plugins.sampling.noise import DRAW, gumbel, row_keys, threefry2x32, words
+from mlxcel.plugins.sampling.noise import (
+    CHOICE,
+    DRAW,
+    SPAN,
+    XTC_GATE,
+    choice_seed,
+    gumbel,
+    gumbel_argmax,
+    row_keys,
+    threefry2x32,
+    uniform,
+    words,
+    words_at,
+)
 
 U32 = np.uint32
 
 GUMBEL_ULPS = 2
 """Spec 4.9: in ulps at max(1, |n|), since the logarithm cancels near 0."""
-
-XTC_GATE, CHOICE = 1, 2
-"""Other purposes of the table in spec 4.9 whose check values the same words must give."""
 
 
 def column(*values):
@@ -64,13 +74,55 @@ def test_words_and_gumbel_of_seed_42(xp):
     assert np.allclose(gumbel(xp, word), [[0.73646, -1.12339, 1.51199, 1.35002]], rtol=0, atol=5e-6)  # printed digits
 
 
-def test_words_of_the_other_purposes():
-    """Check values of spec 4.9: the uniform of the gate and the seed of choice 1 come from the same words."""
-    gate = int(words(np, keys([42], [5], XTC_GATE), 1)[0, 0])
-    assert gate == 0x0FFCB7FB
-    assert round((gate >> 8) * 2.0**-24, 7) == 0.0624499
-    low, high = keys([42], [1], CHOICE)
-    assert (int(high[0]) << 32 | int(low[0])) & (2**63 - 1) == 0x6AF9300FDEC9B9E0
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+def test_the_uniform_of_the_gate(xp):
+    """Check values of spec 4.9: word 0 of purpose 1 and its uniform; all 24 bits count, 1 is never reached."""
+    word = words(xp, keys([42], [5], XTC_GATE, xp), 1)
+    assert in_hex(word) == ["0ffcb7fb"]
+    assert round(float(uniform(xp, word)[0, 0]), 7) == 0.0624499
+    ends = uniform(xp, xp.asarray(column(0, 255, 256, 0xFFFFFFFF)))
+    assert np.asarray(ends).tolist() == [0, 0, 2.0**-24, 1 - 2.0**-24]
+
+
+def test_the_seed_of_a_further_choice():
+    """Check value of spec 4.9; choice 0 keeps the seed; each can be sent back as a seed, and is one of its own."""
+    assert choice_seed(42, 1) == 0x6AF9300FDEC9B9E0
+    for seed in (0, 42, 2**32, 2**63 - 1):
+        assert choice_seed(seed, 0) == seed
+        found = {choice_seed(seed, choice) for choice in range(50)}
+        assert len(found) == 50
+        assert all(0 <= made < 2**63 for made in found)
+    low, high = keys([42], [7], CHOICE)
+    assert choice_seed(42, 7) == (int(high[0]) << 32 | int(low[0])) & (2**63 - 1)
+
+
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+def test_single_words_are_those_of_the_whole_row(xp):
+    rows = keys([3, 2**40 + 1, 2**63 - 1], [0, 7, 2**20], DRAW, xp)
+    whole = np.asarray(words(xp, rows, 317))
+    ids = np.random.default_rng(0).integers(0, 317, (3, 50))
+    pairs = tuple(xp.broadcast_to(key[:, None], ids.shape) for key in rows)
+    assert np.array_equal(np.asarray(words_at(xp, pairs, xp.asarray(ids))), np.take_along_axis(whole, ids, axis=-1))
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4])
+def test_no_id_that_no_noise_was_made_for_could_have_won(spread):
+    """NumPy leaves ids far below the top alone; the id is that of the noise over the whole row, ties included."""
+    rng = np.random.default_rng(int(spread))
+    y = np.round(rng.random((50, 1000)).astype(np.float32) * np.float32(spread), 2)
+    y[rng.random(y.shape) < 0.3] = -np.inf
+    y[:, 17] = np.max(y, axis=-1)
+    key = keys(rng.integers(0, 2**63, 50).tolist(), range(50), DRAW)
+    expected = np.argmax(y + gumbel(np, words(np, key, 1000)), axis=-1)
+    assert np.array_equal(gumbel_argmax(np, y, key), expected)
+    traced = np.asarray(jax.jit(lambda y, low, high: gumbel_argmax(jnp, y, (low, high)))(y, *key))
+    assert np.array_equal(traced, expected)
+
+
+def test_noise_spans_less_than_its_bound():
+    """The least and the greatest word give the least and the greatest noise."""
+    low, high = gumbel(np, column(0, 2**32 - 1))
+    assert abs(float(high) - float(low)) < SPAN - 0.3
 
 
 def test_a_word_depends_on_its_id_alone():
