@@ -279,7 +279,12 @@ def _assemble(
             clock=clock,
         ),
         settings=EngineSettings(
-            vocab, context.positions, slots, chunk, config.max_consecutive_faults, identity=identify(checkpoint)
+            vocab,
+            context.positions,
+            slots,
+            chunk,
+            config.max_consecutive_faults,
+            identity=identify(checkpoint, context.positions),
         ),
         observers=observers,
     )

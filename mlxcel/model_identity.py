@@ -16,8 +16,11 @@ END_BYTES: Final = 64 << 10
 """Of the beginning and the end of each weight file."""
 
 
-def identify(checkpoint: Checkpoint) -> ModelIdentity:
-    """Tensors' names, shapes and dtypes, the config, and both ends of every weight file. Reads 128 KiB a file."""
+def identify(checkpoint: Checkpoint, context: int) -> ModelIdentity:
+    """Tensors' names, shapes and dtypes, the config, and both ends of every weight file. Reads 128 KiB a file.
+
+    Where positions are scaled, the bound of `context` positions may choose how, and counts as well.
+    """
     settings = {name: value for name, value in checkpoint.config.items() if _plain(value)}
     digest = hashlib.blake2b(digest_size=32)
     digest.update(json.dumps([checkpoint.format, checkpoint.architecture]).encode())
@@ -26,17 +29,26 @@ def identify(checkpoint: Checkpoint) -> ModelIdentity:
     digest.update(_json({name: value for name, value in settings.items() if not _scales_positions(name)}))
     for file in _weight_files(checkpoint.path):
         digest.update(_ends(file))
+    rope = {name: value for name, value in settings.items() if _scales_positions(name)}
+    if any(_is_scaled(name, value) for name, value in rope.items()):
+        rope["context"] = context
     return ModelIdentity(
         fingerprint=digest.hexdigest(),
         quantisation=checkpoint.quantisation,
-        rope=hashlib.blake2b(
-            _json({name: value for name, value in settings.items() if _scales_positions(name)}), digest_size=16
-        ).hexdigest(),
+        rope=hashlib.blake2b(_json(rope), digest_size=16).hexdigest(),
     )
 
 
 def _scales_positions(name: str) -> bool:
     return name.startswith("rope")
+
+
+def _is_scaled(name: str, value: Any) -> bool:
+    """Whether a setting of the rope is about more than its base; nested ones, a rope for each kind of layer, count."""
+    if isinstance(value, Mapping):
+        kind = value.get("rope_type", value.get("type"))
+        return kind not in (None, "default") or any(_is_scaled(key, each) for key, each in value.items())
+    return "scaling" in name and bool(value)
 
 
 def _plain(value: Any) -> bool:

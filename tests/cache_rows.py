@@ -86,6 +86,7 @@ def caching(
     index=None,
     page_bytes=None,
     identity=None,
+    tokenizer=None,
 ):
     made = []
 
@@ -106,6 +107,7 @@ def caching(
         pages=pages,
         backend=backend,
         identity=identity,
+        tokenizer=tokenizer,
     )
     spec = family.kv_spec(family.parse_config(checkpoint))
     clock = ManualClock()

@@ -54,7 +54,7 @@ class PrefixCache:
         self._replays = level != "R2"  # the output of a resumed row, token by token (spec C19)
         self._limits = limits or CacheLimits()
         self._clock = clock
-        self._index = index or PrefixIndex(kv.page_size)
+        self._index = PrefixIndex(kv.page_size) if index is None else index
         self._kept = KeptPages(self._index, kv, self._limits, page_bytes=page_bytes, clock=clock)
         self._swept = clock()
         self._lookups = self._hits = self._reused = self._inserts = 0

@@ -68,10 +68,6 @@ class PrefixIndex:
         self.entries = 0  # nodes without children
         self.payload_bytes = 0
 
-    def __len__(self) -> int:
-        """Pages."""
-        return len(self.by_age)
-
     def holds(self, key: KVKey) -> bool:
         """Whether anything is there in this key space."""
         return key in self._roots
