@@ -152,7 +152,10 @@ def _parsed(path: Path, header: bytes, begin: int, end: int) -> list[SavedPrefix
         return made
 
     found: list[SavedPrefix] = []
-    for entry in json.loads(header):
+    entries = json.loads(header)
+    if not isinstance(entries, list):
+        raise _Damaged("no list of prefixes")
+    for entry in entries:
         ids = np.array(entry["ids"], np.int32).reshape(-1)
         raw = dict(entry["key"])
         model = ModelIdentity(**raw.pop("model"))
