@@ -37,12 +37,14 @@ class Serving:
         self.model.close()
 
     def stats(self) -> dict[str, Any]:
-        """Plain numbers by name: of the `scheduler` (docs/spec/clients.md 3.8), of the `kv` pages, and of the
-        `prompt_cache`, None where it is off. From any thread."""
-        cache, engine = self.cache, self.model.engine
-        kv, prompts = self.scheduler.call(lambda: (engine.kv_stats, None if cache is None else cache.stats()))
+        """Plain numbers of one moment by name: of the `scheduler` (docs/spec/clients.md 3.8), of the `kv` pages, and of
+        the `prompt_cache`, None where it is off. From any thread."""
+        cache, engine, scheduler = self.cache, self.model.engine, self.scheduler
+        counters, kv, prompts = scheduler.call(
+            lambda: (scheduler.stats(), engine.kv_stats, None if cache is None else cache.stats())
+        )
         return {
-            "scheduler": _plain(self.scheduler.stats()),
+            "scheduler": _plain(counters),
             "kv": _plain(kv),
             "prompt_cache": None if prompts is None else {**_plain(prompts), "hit_rate": prompts.hit_rate},
         }
