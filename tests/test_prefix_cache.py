@@ -627,3 +627,15 @@ def test_stats_hold_no_ids():
     ran = made.run(PROMPT)
     numbers = itertools.chain(attrs.asdict(made.cache.stats()).values(), ran.ids[:0])
     assert all(isinstance(each, int | float | dict | Reject | None) for each in numbers)
+
+
+def test_a_row_that_began_with_decoded_positions_shares_all_of_its_prompt():
+    """Spec X10, at R2: what was adopted and not prefilled counts as well."""
+    made = caching()
+    first = made.run(PROMPT, 30)
+    prompt = np.concatenate([PROMPT, first.ids, ids_of(12, seed=2)])
+    row, match = made.cache.open(made.engine, made.spec(prompt))
+    assert match.length == 99
+    made.engine.prefill(row, made.plan(prompt, match))
+    assert made.cache.share(made.engine, row) == 112
+    made.engine.close(row)

@@ -180,7 +180,8 @@ class PrefixCache:
         if not (allowed and self._limits.enabled and self._kv.shares) or spec.windowed or spec.recurrent:
             return 0
         view, size = engine.view(sequence_id), self._kv.page_size
-        length = self._floor(min(view.prefilled, view.prompt_tokens)) // size * size
+        computed = view.stored if self._granule == 1 else view.prefilled
+        length = self._floor(min(computed, view.prompt_tokens)) // size * size
         if length < max(1, self._limits.min_prefix):
             return 0
         walk = self._index.walk(self._key(view.spec), view.spec.prompt_ids[:length].astype(np.int32))

@@ -27,6 +27,7 @@ class Node:
     chain up to and with it."""
 
     ids: np.ndarray  # int32 [n]
+    raw: bytes  # the same, little-endian uint32
     page: int
     parent: Node | None  # None: a root, which has neither ids nor page
     digest: bytes
@@ -85,12 +86,12 @@ class PrefixIndex:
         if current is None:
             return Walk((), 0)
         nodes: list[Node] = []
-        at = 0
+        at, raw = 0, _raw(ids)
         while at < len(ids):
-            chunk = ids[at : at + self._page_size]
-            node = self._child(current, chunk) if len(chunk) == self._page_size else None
+            end = at + self._page_size
+            node = self._child(current, raw[4 * at : 4 * end]) if end <= len(ids) else None
             if node is None:
-                node, agreed = self._closest(current, chunk)
+                node, agreed = self._closest(current, ids[at:end])
                 if node is not None:
                     nodes.append(node)
                     at += agreed
@@ -177,17 +178,13 @@ class PrefixIndex:
 
     def _root(self, key: KVKey) -> Node:
         if key not in self._roots:
-            self._roots[key] = Node(np.zeros(0, np.int32), -1, None, self._digest(key.root()))
+            self._roots[key] = Node(np.zeros(0, np.int32), b"", -1, None, self._digest(key.root()))
         return self._roots[key]
 
-    def _chain(self, parent: Node, chunk: np.ndarray) -> bytes:
-        """h_i = BLAKE2b-256(h_{i-1} || ids of page i, little-endian uint32)."""
-        return self._digest(parent.digest + np.ascontiguousarray(chunk, "<u4").tobytes())
-
-    def _child(self, parent: Node, chunk: np.ndarray) -> Node | None:
-        """The full page behind `parent` for just these ids."""
-        for node in self._full.get(self._chain(parent, chunk), ()):
-            if node.parent is parent and np.array_equal(node.ids, chunk):
+    def _child(self, parent: Node, raw: bytes) -> Node | None:
+        """The full page behind `parent` for just these ids. h_i = BLAKE2b-256(h_{i-1} || ids of page i)."""
+        for node in self._full.get(self._digest(parent.digest + raw), ()):
+            if node.parent is parent and node.raw == raw:
                 return node
         return None
 
@@ -202,7 +199,7 @@ class PrefixIndex:
     def _covering(self, parent: Node, chunk: np.ndarray) -> Node | None:
         """A page behind `parent` that begins with all of `chunk`."""
         if len(chunk) == self._page_size:
-            return self._child(parent, chunk)
+            return self._child(parent, _raw(chunk))
         node, agreed = self._closest(parent, chunk)
         return node if agreed == len(chunk) else None
 
@@ -216,11 +213,13 @@ class PrefixIndex:
 
     def _add(self, parent: Node, chunk: np.ndarray, page: int, begin: int, prefilled: int) -> Node:
         full = len(chunk) == self._page_size
+        raw = _raw(chunk)
         node = Node(
             ids=chunk,
+            raw=raw,
             page=page,
             parent=parent,
-            digest=self._chain(parent, chunk) if full else b"",
+            digest=self._digest(parent.digest + raw) if full else b"",
             end=begin + len(chunk),
             prefilled=min(max(prefilled - begin, 0), len(chunk)),
         )
@@ -230,6 +229,11 @@ class PrefixIndex:
         parent.children.setdefault(int(chunk[0]), []).append(node)
         self.by_age[node] = None
         return node
+
+
+def _raw(ids: np.ndarray) -> bytes:
+    """int32 ids as little-endian uint32."""
+    return np.ascontiguousarray(ids, "<u4").tobytes()
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:
