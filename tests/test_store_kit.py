@@ -184,3 +184,72 @@ def test_pages_that_are_lost_with_the_last_row_are_caught():
 
     with pytest.raises(AssertionError, match="stats: every row is gone, and KVStats"):
         check_kv_store(Losing)
+
+
+def broken_pages(**methods):
+    """What the kit says of a PagedKV with these methods."""
+    with pytest.raises(AssertionError) as caught:
+        check_kv_store(type("Broken", (PagedKV,), methods))
+    return str(caught.value)
+
+
+def letting_detach(self, sequence_id, length):
+    """Its pages are free at once."""
+    pages = PagedKV.detach(self, sequence_id, length)
+    PagedKV.release(self, pages)
+    return pages
+
+
+def long_detach(self, sequence_id, length):
+    """All that the row has, whatever was asked for."""
+    row = self._row(sequence_id)
+    return PagedKV.detach(self, sequence_id, row.written)
+
+
+def staying_detach(self, sequence_id, length):
+    row = self._row(sequence_id)
+    if length > row.written:
+        raise CapacityError("not written")
+    pages = tuple(row.held[: -(-length // self.page_size)])
+    self.retain(pages)
+    return pages
+
+
+def copies_of_none(self, sequence_id):
+    PagedKV.page_copy(self, sequence_id)
+
+
+def moving_adopt(self, sequence_id, capacity, pages, length):
+    PagedKV.adopt(self, sequence_id, capacity, pages, length)
+    self.release(pages)
+
+
+def short_adopt(self, sequence_id, capacity, pages, length):
+    PagedKV.adopt(self, sequence_id, capacity, pages, length - 1)
+
+
+def copying_too_much(self, sequence_id):
+    copy = PagedKV.page_copy(self, sequence_id)
+    return copy and (*copy[:2], self.page_size)
+
+
+HANDOVER_LIES = [
+    ({"detach": letting_detach}, "stats: 24 positions were detached"),
+    ({"detach": long_detach}, "detach: 26 positions go"),
+    ({"detach": staying_detach}, "detach: the row is still there"),
+    ({"adopt": moving_adopt}, "holders: of pages"),
+    ({"adopt": short_adopt}, "adopt: 24 positions were adopted"),
+    ({"page_copy": copies_of_none}, "copy: row 10002"),
+    ({"page_copy": copying_too_much}, "copy: row 10002"),
+    ({"holders": lambda self, page: 1}, "holders: of pages"),
+    ({"retain": lambda self, pages: None}, "holders: of pages"),
+]
+
+
+@pytest.mark.parametrize(("methods", "words"), HANDOVER_LIES)
+def test_a_store_that_breaks_a_law_of_handing_over_is_told_which(methods, words):
+    assert broken_pages(**methods).startswith(words)
+
+
+def test_a_dense_store_that_takes_a_second_hold_is_told_so():
+    assert broken_by(retain=lambda self, pages: None) == "retain: is taken by a store that shares nothing"

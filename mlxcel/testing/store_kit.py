@@ -13,6 +13,7 @@ import numpy as np
 from mlxcel.core.kv import BLOCK, FullKV, KVSpec, KVStats, KVStore
 from mlxcel.errors import CapacityError, UnknownSequence
 from mlxcel.testing.laws import broken
+from mlxcel.testing.store_handover import check_handover
 
 SPEC = KVSpec((FullKV(kv_heads=2, k_dim=8, v_dim=8), FullKV(kv_heads=1, k_dim=8, v_dim=4)))
 SLOTS, CONTEXT, PAGE_SIZE = 4, 300, 16
@@ -42,6 +43,9 @@ def check_kv_store(make: Callable[..., KVStore], *, seed: int = 0, calls: int = 
     - trim: keeps the first n positions, says how many, and ends the reservation.
     - table: covers the positions, on pages that no other row has; a written position keeps its page.
     - unknown: a row that is not open is UnknownSequence.
+    - detach, adopt, retain, holders: pages outlive their row, are held by as many as took hold, and come free with the
+      last; where they are not shared they move.
+    - copy: nobody writes into a page that somebody else holds; the copy before it is planned with its positions.
     """
     walk = _Walk(make(kv_spec=SPEC, slots=SLOTS, context=CONTEXT, page_size=PAGE_SIZE), np.random.default_rng(seed))
     walk.check_borders()
@@ -54,6 +58,7 @@ def check_kv_store(make: Callable[..., KVStore], *, seed: int = 0, calls: int = 
     if walk.kv.stats().free != walk.kv.stats().total:
         raise broken("stats", f"every row is gone, and {walk.kv.stats()} has pages that are not free")
     walk.check_unknown()
+    check_handover(walk.kv, CONTEXT)
 
 
 class _Walk:
