@@ -308,3 +308,17 @@ def test_a_penalty_that_overflows_stays_finite(library):
     assert found[1:] == [-5.0 * 2.0**-126, 0.0]
     steep = {"dry_multiplier": 1e9, "dry_base": 1e9, "dry_sequence_breakers": []}
     assert one(library, steep, [1.0] * 3, [0, 1] * 40) == [-float(np.finfo(np.float32).max), 1.0, 1.0]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_order_shows_in_the_rounding(library):
+    """Spec 4.1: bias, repetition, DRY, then frequency and the window pair: other orders round to other numbers."""
+    repeats = {"prompt": [1, 2, 3], "output": [1, 2]}  # DRY sees 3 again, where frequency sees nothing
+    dry = {"dry_sequence_breakers": [], "dry_multiplier": 1e8, "dry_allowed_length": 1, "dry_base": 1.0}
+    big, z = np.float32(1e8), [1.0, 1.0, 1.0, 1e8]
+    assert one(library, {"logit_bias": [[3, 4]], "repetition_penalty": 2}, [0, 0, 0, 4], **repeats)[3] == 4
+    assert one(library, {**dry, "repetition_penalty": 2}, z, **repeats)[3] == big / 2 - big
+    assert one(library, {**dry, "frequency_penalty": 1}, z, prompt=[1, 2], output=[3, 1, 2])[3] == -1
+    assert one(library, {**dry, "window_presence_penalty": 1}, z, **repeats)[3] == -1
+    both = {"frequency_penalty": 2, "presence_penalty": -2, "window_presence_penalty": 1}
+    assert one(library, both, [1, 1, 1, 1], prompt=[3], output=[3])[3] == 0
