@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from contextlib import nullcontext
 from typing import Any
 
@@ -121,6 +123,19 @@ def test_a_text_in_a_bias_stands_for_each_of_its_tokens() -> None:
     assert bound(logit_bias=[["", 1]] * 0).logit_bias == ()
     alphabet = "".join(map(chr, range(97, 123)))
     assert len(bound(logit_bias=[[alphabet, 1]]).logit_bias) == 26
+
+
+@pytest.mark.parametrize("biases", [[[5, 80], [5, 80]], [["aa", 80]], [["a", -100], [ord("a"), -100], ["ab", -1]]])
+def test_entries_add_up_beyond_what_one_may_be(biases: list[Any]) -> None:
+    """Engine 4.4: entries for one id add up. The range is that of an entry, so a sum stays what it is when the record
+    is copied, changed or bound."""
+    params = SamplingParams(logit_bias=biases)
+    once = bound(logit_bias=biases)
+    assert max(abs(amount or 0) for _, amount in once.logit_bias) > 100
+    assert params.clone(top_k=3).logit_bias == copy.deepcopy(params).logit_bias == params.logit_bias
+    assert pickle.loads(pickle.dumps(once)) == once.clone(seed=once.seed) == once
+    with pytest.raises(RequestError, match="from -100 to 100"):
+        SamplingParams(logit_bias=tuple(once.logit_bias))
 
 
 def test_min_keep_is_at_most_the_vocabulary() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 import attrs
 
-from mlxcel.core.param_records import MOST_BIASES, LogitBias, add_biases
+from mlxcel.core.param_records import MOST_BIASES, LogitBias, added_up
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import RequestError
@@ -101,16 +101,14 @@ def cap_logprobs(field: str, asked: int, vocab: int, cap: int) -> int:
 
 def _biases_by_id(biases: LogitBias, tokenizer: Tokenizer) -> LogitBias:
     """Each text becomes an entry for each of its tokens, special tokens read as plain text."""
-    found: dict[int | str, float | None] = {}
-    for token, amount in biases:
-        ids: Iterable[int] = (
-            tokenizer.encode(token, add_special=False, parse_special=False) if isinstance(token, str) else (token,)
-        )
-        for each in ids:
-            found[each] = add_biases(found.get(each, 0.0), amount)
+
+    def ids(token: int | str) -> Iterable[int]:
+        return tokenizer.encode(token, add_special=False, parse_special=False) if isinstance(token, str) else (token,)
+
+    found = added_up((each, amount) for token, amount in biases for each in ids(token))
     if len(found) > MOST_BIASES:
         raise _over("logit_bias", len(found), f"at most {MOST_BIASES} tokens, those of its texts included")
-    return tuple(found.items())
+    return found
 
 
 def _require_a_token(params: SamplingParams, size: int, eos_ids: frozenset[int], tokenizer: Tokenizer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -17,12 +17,21 @@ LogitBias = tuple[tuple[int | str, float | None], ...]
 """(token id, what is added to its logit; None: never drawn). A text stands for each of its tokens, until `bind_params`
 has put their ids in its place."""
 
+
+class _AddedUp(tuple[tuple[int | str, float | None], ...]):
+    """Entries that were checked one by one and then added up: a sum may lie beyond what one entry may be."""
+
+    __slots__ = ()
+
+
 _BIAS_WORDS = f"at most {MOST_BIASES} pairs of a token id or a text and a number from -100 to 100, or false for never"
 _ADDED = real(-100, 100, "from -100 to 100, or false for never")
 
 
 def _logit_bias(field: str, value: Any) -> LogitBias:
     """[[id or text, value or false], …] or {"id": value}; values for one token add up, and false wins."""
+    if isinstance(value, _AddedUp):
+        return value
     if not isinstance(value, Mapping | list | tuple):
         raise refused(field, _BIAS_WORDS, value)
     if len(value) > MOST_BIASES:
@@ -31,16 +40,16 @@ def _logit_bias(field: str, value: Any) -> LogitBias:
         entries = [_entry(f'{field}["{_plain(key)}"]', key, added) for key, added in value.items()]
     else:
         entries = [_pair(f"{field}[{place}]", pair) for place, pair in enumerate(value)]
+    return added_up((token, None if added is False else _ADDED(where, added)) for where, token, added in entries)
+
+
+def added_up(entries: Iterable[tuple[int | str, float | None]]) -> LogitBias:
+    """One entry for each token, the sum of its own; None, never, wins."""
     found: dict[int | str, float | None] = {}
-    for where, token, added in entries:
-        amount = None if added is False else _ADDED(where, added)
-        found[token] = add_biases(found.get(token, 0.0), amount)
-    return tuple(found.items())
-
-
-def add_biases(first: float | None, second: float | None) -> float | None:
-    """None, never, wins."""
-    return None if first is None or second is None else first + second
+    for token, amount in entries:
+        before = found.get(token, 0.0)
+        found[token] = None if before is None or amount is None else before + amount
+    return _AddedUp(found.items())
 
 
 def _entry(where: str, key: Any, added: Any) -> tuple[str, int | str, Any]:
