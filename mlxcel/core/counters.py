@@ -21,6 +21,8 @@ class Counters:
     steps_total: Counter[str] = attrs.field(factory=Counter)  # prefill, decode, mixed
     steps_ahead_total: int = 0  # of these, submitted before the one before was read
     step_faults_total: int = 0
+    ticks_total: int = 0  # those that did something
+    tick_host_seconds: float = 0.0  # of these, without the reading of steps
     preemptions_total: Counter[str] = attrs.field(factory=Counter)  # parked, running
     reclaims_total: Counter[str] = attrs.field(factory=Counter)  # cache, parked, running, left_out
     kv_reserve_failures_total: Counter[str] = attrs.field(factory=Counter)  # admission, piece, decode

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import attrs
 
 from mlxcel.core.counters import Counters
 from mlxcel.core.deadlines import Deadlines
+from mlxcel.core.delivery import Delivery
 from mlxcel.core.end_record import EndRecords
 from mlxcel.core.engine import Engine
 from mlxcel.core.errand import Errand
-from mlxcel.core.events import Delta, Started
 from mlxcel.core.inbox import Cancel, Inbox
 from mlxcel.core.job import Job, Row, RowState
 from mlxcel.core.parts import part_length
 from mlxcel.core.piecework import Ring
-from mlxcel.core.plan import Decode, Part, Piece, RowOutcome, Scores, Ticket, TokenLogprobs
+from mlxcel.core.plan import Decode, Part, Piece, RowOutcome, Ticket
 from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.reservation import Remedies, Reservation, Work
+from mlxcel.core.roster import Roster
 from mlxcel.core.scheduler_settings import SchedulerSettings
-from mlxcel.core.seating import Seating, needs_score
-from mlxcel.core.sequence import SequenceState
+from mlxcel.core.seating import Seating
 from mlxcel.core.tick import Action, TickState, decide
-from mlxcel.core.waiting import WaitingLine
 from mlxcel.core.watchdog import Watchdog
 from mlxcel.errors import (
     BackendFault,
@@ -36,10 +33,7 @@ from mlxcel.errors import (
     MlxcelError,
     RequestTimeout,
     ShuttingDown,
-    SlowClient,
 )
-
-log = logging.getLogger("mlxcel.scheduler")
 
 
 @attrs.define(eq=False)
@@ -53,7 +47,7 @@ class _Flight:
 
 
 class EngineLoop:
-    """Queues and order, of one thread. Nothing here waits, but for a step's result."""
+    """The order of work, on one thread. Nothing here waits, but for a step's result."""
 
     def __init__(
         self,
@@ -69,20 +63,27 @@ class EngineLoop:
         watchdog: Watchdog,
         clock: Callable[[], float],
     ) -> None:
-        self._engine, self._settings, self._inbox = engine, settings, inbox
-        self._ring, self._seating, self._cache = ring, seating, cache
+        self._engine, self._settings, self._inbox, self._ring, self._cache = engine, settings, inbox, ring, cache
         self._records, self._counters, self._watchdog, self._clock = records, counters, watchdog, clock
-        self._reservation = Reservation(
-            engine, cache, counters, Remedies(self._preempt, self._fail), preemption=settings.preemption
+        self._delivery = Delivery(counters, self.leave)
+        self._roster = Roster(
+            engine,
+            inbox=inbox,
+            ring=ring,
+            seating=seating,
+            cache=cache,
+            records=records,
+            counters=counters,
+            delivery=self._delivery,
+            clock=clock,
         )
-        self._jobs: dict[int, Job] = {}  # by number
-        self._line = WaitingLine()
-        self._behind: dict[int, list[Row]] = {}  # by job, choices that wait for what the first one shares with them
-        self._seated: dict[int, Row] = {}  # by sequence id, in the order they were admitted: rows with a slot
+        remedies = Remedies(self._roster.preempt, self._fail)
+        self._reservation = Reservation(engine, cache, counters, remedies, preemption=settings.preemption)
         self._flights: deque[_Flight] = deque()
         self._leaving: dict[Row, MlxcelError | None] = {}  # to be ended from outside, for this reason
         self._deadlines = Deadlines()
         self._since_grant = 0
+        self._reading = 0.0  # seconds of this turn that went into reading steps
         self.sick: EngineUnhealthy | None = None
 
     # --- the tick -----------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ class EngineLoop:
     @property
     def idle(self) -> bool:
         """Whether no request is left."""
-        return not self._jobs and not self._flights
+        return not self._roster.jobs and not self._flights
 
     def next_deadline(self) -> float | None:
         """When a tick is due though no message came, on the clock."""
@@ -101,15 +102,19 @@ class EngineLoop:
         when there will be no other."""
         if self.sick is not None:
             raise self.sick
+        begun, self._reading = self._clock(), 0.0
         self._receive()
         self._expire()
         if self._flights and not self._runs_ahead():
             self._collect()
         self._let_leave()
         if not self._flights:
-            self._admit()
+            self._roster.admit()
         worked = self._step()
         self._report()
+        if worked:
+            self._counters.ticks_total += 1
+            self._counters.tick_host_seconds += self._clock() - begun - self._reading
         if not self._engine.healthy:
             raise EngineUnhealthy(
                 f"{self._engine.settings.max_consecutive_faults} steps failed in a row",
@@ -134,20 +139,9 @@ class EngineLoop:
             elif isinstance(message, Errand):
                 message.run()
             else:
-                self._enqueue(message)
-
-    def _enqueue(self, job: Job) -> None:
-        self._jobs[job.number] = job
-        first, *others = job.rows
-        self._line.add(first)
-        shares = self._cache is not None and job.request.cache_prompt
-        if others and (shares or needs_score(first)):
-            self._behind[job.number] = others
-        else:
-            for row in others:
-                self._line.add(row)
-        if job.deadline is not None:
-            self._deadlines.add(job.deadline, job)
+                self._roster.enqueue(message)
+                if message.deadline is not None:
+                    self._deadlines.add(message.deadline, message)
 
     def _expire(self) -> None:
         if self._cache is not None:
@@ -169,7 +163,7 @@ class EngineLoop:
                 self._leaving.setdefault(row, why)
 
     def leave_all(self) -> None:
-        for job in self._jobs.values():
+        for job in self._roster.jobs.values():
             self.leave(job, ShuttingDown("the server is shutting down: the time for what ran is over"))
 
     def _let_leave(self) -> None:
@@ -180,66 +174,19 @@ class EngineLoop:
             if row.state is RowState.ENDED:
                 continue
             if row.sequence_id is None or row.scoring:
-                self._end(row, "rejected" if isinstance(why, RequestTimeout) else "cancelled", error=why)
+                self._roster.end(row, "rejected" if isinstance(why, RequestTimeout) else "cancelled", error=why)
                 continue
-            self._deliver(row, self._engine.cancel(row.sequence_id), self._clock())
-            self._end(row, "cancelled", error=why)
-
-    # --- admission ----------------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        while (row := self._line.head) is not None and self._seating.fits(row, self._seated.values()):
-            try:
-                if not self._seating.seat(row):
-                    if self._seated:
-                        return
-                    raise CapacityError("the KV storage has no room for one row", hint="raise --kv-cache-budget")
-            except EngineUnhealthy:
-                raise
-            except Exception as error:
-                self._end(row, "rejected" if row.sequence_id is None else "error", error=error)
-                continue
-            self._line.remove(row)
-            self._begin(row)
-
-    def _begin(self, row: Row) -> None:
-        if row.sequence_id is None:
-            raise AssertionError("a row that was seated has a sequence")
-        self._seated[row.sequence_id] = row
-        row.state = RowState.PARKED
-        if row.started is None:
-            row.started = self._clock()
-            self._waits_no_more(row.job)
-            self._counters.prompt_tokens_total += row.prompt_length
-        if not row.scoring and not row.announced:
-            row.announced = True
-            self._counters.prompt_tokens_cached_total += row.cached
-            self._put(row, Started(row.spec.choice, row.cached))
-            if row.job.request.before:
-                row.text.append(row.job.request.before)
-                self._put(row, Delta(row.spec.choice, text=row.job.request.before))
-        if row.scoring and row.prompt_length == 1:
-            self._scored(row)
-        elif row.max_new == 0 and not row.scoring:
-            self._end(row, "max_tokens")
-        else:
-            self._ring.add(row)
-
-    def _waits_no_more(self, job: Job) -> None:
-        if job.waits and all(row.started is not None or row.state is RowState.ENDED for row in job.rows):
-            job.waits = False
-            self._inbox.count(busy=len(self._seated), left=1)
+            self._delivery.outcome(row, self._engine.cancel(row.sequence_id), self._clock())
+            self._roster.end(row, "cancelled", error=why)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _runs_ahead(self) -> bool:
         """Whether the next step may be submitted before the one in flight is read (spec C51)."""
-        if not self._settings.run_ahead or self._leaving or len(self._ring):
+        if not self._settings.run_ahead or self._leaving or len(self._ring) or self._roster.head_fits:
             return False
-        if (head := self._line.head) is not None and self._seating.fits(head, self._seated.values()):
-            return False
-        closed = self._engine.closed
-        return all(closed(number) for number, row in self._seated.items() if row.drawing and row.can_decode)
+        rows, closed = self._roster.seated.items(), self._engine.closed
+        return all(closed(number) for number, row in rows if row.drawing and row.can_decode)
 
     def _step(self) -> bool:
         """Run what is due. A step is left in flight where the next one may be submitted before it is read."""
@@ -261,7 +208,7 @@ class EngineLoop:
         )
         for choice in decide(state):
             work = self._work(choice.action, decodes, pieces)
-            held = self._reservation.hold(work, self._seated.values())
+            held = self._reservation.hold(work, self._roster.seated.values())
             if held:
                 self._since_grant = choice.since_grant
                 self._submit(held)
@@ -272,7 +219,7 @@ class EngineLoop:
         return bool(decodes or pieces)
 
     def _decodes(self) -> list[Work]:
-        return [(row, Decode(number)) for number, row in self._seated.items() if row.can_decode]
+        return [(row, Decode(number)) for number, row in self._roster.seated.items() if row.can_decode]
 
     @staticmethod
     def _work(action: Action, decodes: list[Work], pieces: list[Work]) -> list[Work]:
@@ -321,11 +268,13 @@ class EngineLoop:
     def _collect(self) -> None:
         """Read the oldest step, and what it makes of its rows."""
         flight = self._flights.popleft()
+        asked = self._clock()
         outcomes = self._engine.collect(flight.ticket)
+        now, fault = self._clock(), None
+        self._reading += now - asked
         self._watchdog.step_finished()
         if self.sick is not None:
             raise self.sick
-        now, fault = self._clock(), None
         for row, drew, part, outcome in zip(flight.rows, flight.drew, flight.ticket.parts, outcomes, strict=True):
             row.in_flight -= 1
             if not flight.lost:
@@ -333,7 +282,7 @@ class EngineLoop:
             if isinstance(outcome.error, BackendFault):
                 fault = outcome.error
             if row.state is RowState.ENDED:
-                self._retire(row)
+                self._roster.retire(row)
             elif not flight.lost:
                 self._take(row, part, outcome, now)
         if fault is not None:
@@ -347,161 +296,34 @@ class EngineLoop:
                 if outcome.scores is not None:
                     row.scores.append(outcome.scores)
                 if part.plan.is_terminal(part.index):
-                    self._scored(row)
+                    self._roster.scored(row)
                 return
             row.pieces.append(part.plan.pieces[part.index])
             if part.plan.is_terminal(part.index):
-                self._prefilled(row)
-        self._deliver(row, outcome, now)
+                self._roster.prefilled(row)
+        self._delivery.outcome(row, outcome, now)
         if outcome.error is not None:
-            self._end(row, "error", error=outcome.error)
+            self._roster.end(row, "error", error=outcome.error)
         elif outcome.cause is not None:
-            self._end(row, outcome.cause, outcome.detail)
-
-    def _deliver(self, row: Row, outcome: RowOutcome, now: float) -> None:
-        """What an outcome lets go of, for the record and for the client."""
-        if outcome.token is not None and row.first_token is None:
-            row.first_token = now
-        ids: tuple[int, ...] = ()
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if outcome.appended and outcome.token is not None:
-            row.last_token = now
-            row.output.append(outcome.token)
-            ids = (outcome.token,)
-            self._counters.generation_tokens_total += 1
-            if outcome.logprobs is not None:
-                logprobs = (outcome.logprobs,)
-                row.logprobs += logprobs
-        if outcome.text:
-            row.text.append(outcome.text)
-        if outcome.reasoning:
-            row.reasoning.append(outcome.reasoning)
-        if ids or outcome.text or outcome.reasoning:
-            self._put(row, Delta(row.spec.choice, outcome.text, outcome.reasoning, ids, logprobs))
-
-    def _put(self, row: Row, event: Started | Delta) -> None:
-        outbox = row.job.outbox
-        if outbox.put(event) or row in self._leaving:
-            return
-        why = None
-        if outbox.slow:
-            self._counters.slow_clients_total += 1
-            why = SlowClient("the client left too much of its reply unread", hint="read events as they come")
-        self.leave(row.job, why)
-
-    def _prefilled(self, row: Row) -> None:
-        """Its prompt is computed: equal prompts that wait may begin with it (spec X10, C13)."""
-        if self._cache is not None and row.sequence_id is not None:
-            try:
-                self._cache.share(self._engine, row.sequence_id, allowed=row.job.request.cache_prompt)
-            except MlxcelError as error:
-                log.warning("the prompt of %s was not shared", row.spec.request_id, exc_info=error)
-        self._release_behind(row.job)
-
-    def _release_behind(self, job: Job) -> None:
-        for row in self._behind.pop(job.number, ()):
-            if row.state is RowState.WAITING:
-                self._line.add(row)
-
-    def _scored(self, row: Row) -> None:
-        """Its prompt was scored, on an engine row of its own: it waits for the one that makes its reply."""
-        prompt = row.spec.prompt_ids
-        row.job.prompt_logprobs = (None, *Scores.joined(row.scores).of_tokens(prompt[1:])) if row.scores else (None,)
-        self._unseat(row)
-        row.forget_kv()
-        row.state = RowState.WAITING
-        self._line.add(row)
-
-    # --- how rows leave their place -----------------------------------------------------------------------------------
-
-    def _preempt(self, row: Row, kind: str) -> None:
-        if row.sequence_id is None:
-            raise AssertionError("a row without a place cannot lose it")
-        self._counters.preemptions_total[kind] += 1
-        if row.scoring:
-            self._unseat(row)
-        else:
-            self._engine.preempt(row.sequence_id)
-            del self._seated[row.sequence_id]
-        self._wait_again(row)
-
-    def _wait_again(self, row: Row) -> None:
-        if row in self._ring:
-            self._ring.remove(row)
-        row.forget_kv()
-        row.state = RowState.WAITING
-        self._line.add(row)
+            self._roster.end(row, outcome.cause, outcome.detail)
 
     def _lose_kv(self) -> None:
-        """The engine preempted every row that is not of the failed step (spec E18)."""
+        """What is in flight builds on nothing any more, and every row starts over (spec E18)."""
         for flight in self._flights:
             flight.lost = True
         while self._flights:
             self._collect()
-        if self._cache is not None:
-            self._cache.lost()
-        for number, row in list(self._seated.items()):
-            if row.state is RowState.ENDED:
-                continue
-            error = self._engine.view(number).error
-            if error is not None:
-                self._end(row, "error", error=error)
-            elif row.scoring:
-                self._unseat(row)
-                self._wait_again(row)
-            elif self._engine.view(number).state is SequenceState.PREEMPTED:
-                del self._seated[number]
-                self._counters.preemptions_total["parked" if row.state is RowState.PARKED else "running"] += 1
-                self._wait_again(row)
+        self._roster.start_over()
 
     def _fail(self, row: Row, error: MlxcelError) -> None:
-        self._end(row, "error", error=error)
-
-    def _end(self, row: Row, cause: str, detail: Any = None, *, error: Exception | None = None) -> None:
-        """The row is over: its client hears of it now, its place is free once nothing of it is in flight."""
-        if row.state is RowState.WAITING:
-            self._forget_waiting(row)
-        if row in self._ring:
-            self._ring.remove(row)
-        row.state = RowState.ENDED
-        self._records.end(row, cause, detail, error)
-        self._waits_no_more(row.job)
-        self._release_behind(row.job)
-        row.donates = error is None or cause == "cancelled"
-        self._retire(row)
-        if row.job.ended:
-            self._jobs.pop(row.job.number, None)
-
-    def _forget_waiting(self, row: Row) -> None:
-        behind = self._behind.get(row.job.number, [])
-        if row in behind:
-            behind.remove(row)
-        else:
-            self._line.remove(row)
-
-    def _retire(self, row: Row) -> None:
-        """Give its KV to the prompt cache, or back (spec X10, E8)."""
-        if row.sequence_id is None or row.in_flight:
-            return
-        if self._cache is not None and row.donates and row.at and not row.scoring:
-            try:
-                self._cache.donate(self._engine, row.sequence_id, allowed=row.job.request.cache_prompt)
-            except Exception as error:
-                log.warning("the KV of %s was not kept", row.spec.request_id, exc_info=error)
-        self._unseat(row)
-
-    def _unseat(self, row: Row) -> None:
-        if row.sequence_id is not None:
-            self._engine.close(row.sequence_id)
-            self._seated.pop(row.sequence_id, None)
-            row.sequence_id = None
+        self._roster.end(row, "error", error=error)
 
     # --- when nothing goes on ---------------------------------------------------------------------------------------
 
     def end_all(self, error: EngineUnhealthy) -> None:
         """Tell every client, from whichever thread: the engine is not touched (spec C36, C37)."""
         self.sick = error
-        jobs = [*self._jobs.values(), *(message for message in self._inbox.take() if isinstance(message, Job))]
+        jobs = [*self._roster.jobs.values(), *(message for message in self._inbox.take() if isinstance(message, Job))]
         for job in jobs:
             for row in job.rows:
                 if row.state is not RowState.ENDED:
@@ -514,15 +336,15 @@ class EngineLoop:
             self._engine.collect(self._flights.popleft().ticket)
         for number in self._engine.open_sequences:
             self._engine.close(number)
-        self._seated.clear()
-        self._jobs.clear()
+        self._roster.seated.clear()
+        self._roster.jobs.clear()
         self._report()
 
     def _report(self) -> None:
         counters = self._counters
-        counters.num_requests_running = sum(not job.waits for job in self._jobs.values())
+        counters.num_requests_running = sum(not job.waits for job in self._roster.jobs.values())
         counters.num_requests_waiting = self._inbox.waiting
         counters.rows_total = self._engine.settings.slots
-        counters.rows_busy = len(self._seated)
-        self._inbox.count(busy=len(self._seated))
-        self._watchdog.busy(bool(self._seated))
+        counters.rows_busy = len(self._roster.seated)
+        self._inbox.count(busy=len(self._roster.seated))
+        self._watchdog.busy(bool(self._roster.seated))

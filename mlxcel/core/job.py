@@ -32,6 +32,7 @@ class Job:
     rows: list[Row] = attrs.field(factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # once its prompt was scored
     waits: bool = True  # it counts as one of the queue
+    left: bool = False  # its client is gone, or too slow: that was noted
 
     @property
     def ended(self) -> bool:

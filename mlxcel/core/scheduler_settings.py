@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from mlxcel.core.backend import BackendCaps, Level
 from mlxcel.errors import UsageError
-
-if TYPE_CHECKING:
-    from mlxcel.config import EngineConfig
-
-
-def default_rows(platform: str) -> int:
-    """Rows decoded together where nobody says (spec C12)."""
-    return 4 if platform == "cpu" else 32
 
 
 @attrs.frozen(kw_only=True)
@@ -37,25 +27,6 @@ class SchedulerSettings:
     ageing: float = 10.0
     decode_timeout: float = 600.0
     run_ahead: bool = True
-
-    @classmethod
-    def of(cls, config: EngineConfig, caps: BackendCaps, level: Level) -> SchedulerSettings:
-        """From a client's options. UsageError as `resolve`."""
-        return cls.resolve(
-            caps,
-            level,
-            chunk=config.prefill_chunk,
-            chunk_busy=config.prefill_chunk_busy,
-            adaptive=config.adaptive_prefill_chunk,
-            mixed=config.mixed_step,
-            force_sync=config.force_sync,
-            grant_interval=config.prefill_grant_interval,
-            max_prefill_tokens=config.max_batch_prefill_tokens,
-            preemption=not config.no_preemption,
-            watermark=config.kv_admission_watermark,
-            ageing=config.priority_ageing_seconds,
-            decode_timeout=config.decode_timeout,
-        )
 
     @classmethod
     def resolve(

@@ -1,0 +1,59 @@
+"""What a step lets go of, for the record of a row and for its client (spec C15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlxcel.core.counters import Counters
+from mlxcel.core.events import Delta, Started
+from mlxcel.core.job import Job, Row
+from mlxcel.core.plan import RowOutcome, TokenLogprobs
+from mlxcel.errors import MlxcelError, SlowClient
+
+
+class Delivery:
+    """Puts events into outboxes and never waits. `leave(job, why)` is called of a client that does not keep up, or
+    whose listener is gone."""
+
+    def __init__(self, counters: Counters, leave: Callable[[Job, MlxcelError | None], None]) -> None:
+        self._counters, self._leave = counters, leave
+
+    def start(self, row: Row) -> None:
+        """Once a row, at its first place."""
+        row.announced = True
+        self._put(row, Started(row.spec.choice, row.cached))
+        if before := row.job.request.before:
+            row.text.append(before)
+            self._put(row, Delta(row.spec.choice, text=before))
+
+    def outcome(self, row: Row, outcome: RowOutcome, now: float) -> None:
+        """One token, or the tail of a row that ended; `now` is when it was read."""
+        if outcome.token is not None and row.first_token is None:
+            row.first_token = now
+        ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if outcome.appended and outcome.token is not None:
+            row.last_token = now
+            row.output.append(outcome.token)
+            ids = (outcome.token,)
+            self._counters.generation_tokens_total += 1
+            if outcome.logprobs is not None:
+                logprobs = (outcome.logprobs,)
+                row.logprobs += logprobs
+        if outcome.text:
+            row.text.append(outcome.text)
+        if outcome.reasoning:
+            row.reasoning.append(outcome.reasoning)
+        if ids or outcome.text or outcome.reasoning:
+            self._put(row, Delta(row.spec.choice, outcome.text, outcome.reasoning, ids, logprobs))
+
+    def _put(self, row: Row, event: Started | Delta) -> None:
+        job = row.job
+        if job.outbox.put(event) or job.left:
+            return
+        job.left = True
+        why = None
+        if job.outbox.slow:
+            self._counters.slow_clients_total += 1
+            why = SlowClient("the client left too much of its reply unread", hint="read events as they come")
+        self._leave(job, why)
