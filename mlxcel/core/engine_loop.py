@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-
-import attrs
 
 from mlxcel.core.counters import Counters
 from mlxcel.core.deadlines import Deadlines
@@ -13,11 +10,11 @@ from mlxcel.core.delivery import Delivery
 from mlxcel.core.end_record import EndRecords
 from mlxcel.core.engine import Engine
 from mlxcel.core.errand import Errand
+from mlxcel.core.flights import Flights
 from mlxcel.core.inbox import Cancel, Inbox
 from mlxcel.core.job import Job, Row, RowState
-from mlxcel.core.parts import part_length
 from mlxcel.core.piecework import Ring
-from mlxcel.core.plan import Decode, Part, Piece, RowOutcome, Ticket
+from mlxcel.core.plan import Decode
 from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.reservation import Remedies, Reservation, Work
@@ -27,23 +24,12 @@ from mlxcel.core.seating import Seating
 from mlxcel.core.tick import Action, TickState, decide
 from mlxcel.core.watchdog import Watchdog
 from mlxcel.errors import (
-    BackendFault,
     CapacityError,
     EngineUnhealthy,
     MlxcelError,
     RequestTimeout,
     ShuttingDown,
 )
-
-
-@attrs.define(eq=False)
-class _Flight:
-    """A step that was submitted and not collected."""
-
-    ticket: Ticket
-    rows: tuple[Row, ...]
-    drew: tuple[bool, ...]
-    lost: bool = False  # its rows start over: its result says nothing of them
 
 
 class EngineLoop:
@@ -79,14 +65,24 @@ class EngineLoop:
         )
         remedies = Remedies(self._roster.preempt, self._fail)
         self._reservation = Reservation(engine, cache, counters, remedies, preemption=settings.preemption)
-        self._flights: deque[_Flight] = deque()
+        self._flights = Flights(
+            engine,
+            roster=self._roster,
+            delivery=self._delivery,
+            counters=counters,
+            watchdog=watchdog,
+            clock=clock,
+        )
         self._leaving: dict[Row, MlxcelError | None] = {}  # to be ended from outside, for this reason
         self._deadlines = Deadlines()
         self._since_grant = 0
-        self._reading = 0.0  # seconds of this turn that went into reading steps
-        self.sick: EngineUnhealthy | None = None
 
     # --- the tick -----------------------------------------------------------------------------------------------------
+
+    @property
+    def sick(self) -> EngineUnhealthy | None:
+        """Why no turn will come, once that is so."""
+        return self._flights.given_up
 
     @property
     def idle(self) -> bool:
@@ -102,11 +98,11 @@ class EngineLoop:
         when there will be no other."""
         if self.sick is not None:
             raise self.sick
-        begun, self._reading = self._clock(), 0.0
+        begun, read = self._clock(), self._flights.reading
         self._receive()
         self._expire()
         if self._flights and not self._runs_ahead():
-            self._collect()
+            self._flights.collect()
         self._let_leave()
         if not self._flights:
             self._roster.admit()
@@ -114,7 +110,7 @@ class EngineLoop:
         self._report()
         if worked:
             self._counters.ticks_total += 1
-            self._counters.tick_host_seconds += self._clock() - begun - self._reading
+            self._counters.tick_host_seconds += self._clock() - begun - (self._flights.reading - read)
         if not self._engine.healthy:
             raise EngineUnhealthy(
                 f"{self._engine.settings.max_consecutive_faults} steps failed in a row",
@@ -193,9 +189,9 @@ class EngineLoop:
         if self._flights:
             ahead = self._decodes()
             if ahead and self._reserved(ahead):
-                self._submit(ahead)
+                self._flights.submit(ahead)
                 self._counters.steps_ahead_total += 1
-            self._collect()
+            self._flights.collect()
             return True
         decodes = self._decodes()
         pieces: list[Work] = [*self._ring.due(bool(decodes))]
@@ -211,9 +207,9 @@ class EngineLoop:
             held = self._reservation.hold(work, self._roster.seated.values())
             if held:
                 self._since_grant = choice.since_grant
-                self._submit(held)
+                self._flights.submit(held)
                 if not self._runs_ahead():
-                    self._collect()
+                    self._flights.collect()
                 return True
         self._since_grant = 0
         return bool(decodes or pieces)
@@ -239,82 +235,6 @@ class EngineLoop:
             return False
         return True
 
-    def _submit(self, work: list[Work]) -> None:
-        ticket = self._engine.submit([part for _, part in work])
-        drew = []
-        for row, part in work:
-            draws = row.draws if isinstance(part, Decode) else part.plan.draw and part.plan.is_terminal(part.index)
-            drew.append(draws)
-            row.at += part_length(part)
-            row.drawing += draws
-            row.in_flight += 1
-            if isinstance(part, Piece):
-                self._piece_left(row, part)
-        self._flights.append(_Flight(ticket, tuple(row for row, _ in work), tuple(drew)))
-        kinds = {isinstance(part, Piece) for _, part in work}
-        self._counters.steps_total["mixed" if len(kinds) == 2 else "prefill" if True in kinds else "decode"] += 1
-
-    def _piece_left(self, row: Row, piece: Piece) -> None:
-        """Behind its last piece a row decodes, from the next step on (spec C6)."""
-        if not piece.plan.is_terminal(piece.index):
-            self._ring.ran(row)
-            return
-        self._ring.remove(row)
-        if not row.scoring:
-            row.state = RowState.DECODING
-
-    # --- results ------------------------------------------------------------------------------------------------------
-
-    def _collect(self) -> None:
-        """Read the oldest step, and what it makes of its rows."""
-        flight = self._flights.popleft()
-        asked = self._clock()
-        outcomes = self._engine.collect(flight.ticket)
-        now, fault = self._clock(), None
-        self._reading += now - asked
-        self._watchdog.step_finished()
-        if self.sick is not None:
-            raise self.sick
-        for row, drew, part, outcome in zip(flight.rows, flight.drew, flight.ticket.parts, outcomes, strict=True):
-            row.in_flight -= 1
-            if not flight.lost:
-                row.drawing -= drew
-            if isinstance(outcome.error, BackendFault):
-                fault = outcome.error
-            if row.state is RowState.ENDED:
-                self._roster.retire(row)
-            elif not flight.lost:
-                self._take(row, part, outcome, now)
-        if fault is not None:
-            self._counters.step_faults_total += 1
-            if not fault.kv_intact:
-                self._lose_kv()
-
-    def _take(self, row: Row, part: Part, outcome: RowOutcome, now: float) -> None:
-        if isinstance(part, Piece) and outcome.error is None:
-            if row.scoring:
-                if outcome.scores is not None:
-                    row.scores.append(outcome.scores)
-                if part.plan.is_terminal(part.index):
-                    self._roster.scored(row)
-                return
-            row.pieces.append(part.plan.pieces[part.index])
-            if part.plan.is_terminal(part.index):
-                self._roster.prefilled(row)
-        self._delivery.outcome(row, outcome, now)
-        if outcome.error is not None:
-            self._roster.end(row, "error", error=outcome.error)
-        elif outcome.cause is not None:
-            self._roster.end(row, outcome.cause, outcome.detail)
-
-    def _lose_kv(self) -> None:
-        """What is in flight builds on nothing any more, and every row starts over (spec E18)."""
-        for flight in self._flights:
-            flight.lost = True
-        while self._flights:
-            self._collect()
-        self._roster.start_over()
-
     def _fail(self, row: Row, error: MlxcelError) -> None:
         self._roster.end(row, "error", error=error)
 
@@ -322,7 +242,7 @@ class EngineLoop:
 
     def end_all(self, error: EngineUnhealthy) -> None:
         """Tell every client, from whichever thread: the engine is not touched (spec C36, C37)."""
-        self.sick = error
+        self._flights.given_up = error
         jobs = [*self._roster.jobs.values(), *(message for message in self._inbox.take() if isinstance(message, Job))]
         for job in jobs:
             for row in job.rows:
@@ -332,8 +252,7 @@ class EngineLoop:
 
     def close_all(self) -> None:
         """Close what is open in the engine, from its own thread: nobody is told any more."""
-        while self._flights:
-            self._engine.collect(self._flights.popleft().ticket)
+        self._flights.drop()
         for number in self._engine.open_sequences:
             self._engine.close(number)
         self._roster.seated.clear()
