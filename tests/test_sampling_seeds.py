@@ -14,7 +14,7 @@ from mlxcel.plugins.sampling.noise import DRAW, gumbel, row_keys, words
 CLEAR_GAP = 1e-4
 """A draw is decided across array libraries when its two best scores lie this far apart: noise differs by 2 ulp."""
 
-P_OF_CHANCE = {2: 13.82, 6: 22.46}
+P_OF_CHANCE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 6: 22.46}
 """Chi-square bounds at p = 0.001 by degrees of freedom. The seeds are fixed, so a test passes always or never."""
 
 GOLDEN = [[307, 61, 66, 165, 209, 7], [220, 68, 52, 308, 60, 128], [273, 242, 41, 311, 190, 148]]
@@ -120,6 +120,35 @@ def test_draws_follow_the_distribution(row, share, vary):
     seeds, positions = (range(count), [9] * count) if vary == "seed" else ([9] * count, range(count))
     drawn = ids(np, np.tile(WORKED, (count, 1)), [params(seed=s, **row) for s in seeds], positions)
     seen, expected = np.bincount(drawn, minlength=7), np.array(share) * count
+    assert not seen[expected == 0].any()
+    seen, expected = seen[expected > 0], expected[expected > 0]
+    assert np.sum((seen - expected) ** 2 / expected) < P_OF_CHANCE[len(seen) - 1]
+
+
+CHAINS = {
+    "temperature": ({"temperature": 1.7}, [p ** (1 / 1.7) for p in (0.40, 0.25, 0.15, 0.10, 0.06, 0.03, 0.01)]),
+    "top_p": ({"top_p": 0.91}, [0.40, 0.25, 0.15, 0.10, 0.06, 0, 0]),
+    "min_p": ({"min_p": 0.2}, [0.40, 0.25, 0.15, 0.10, 0, 0, 0]),
+    # The gate is open for a part of the draws, and shut for the others.
+    "xtc": (
+        {"xtc_probability": 0.4, "xtc_threshold": 0.09},
+        [0.24, 0.15, 0.09, 0.06 + 0.2, 0.036 + 0.12, 0.018 + 0.06, 0.006 + 0.02],
+    ),
+    "mirostat": ({"mirostat": 2, "mirostat_tau": 1}, [0.40, 0.25, 0, 0, 0, 0, 0]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAINS)
+def test_two_hundred_thousand_draws_follow_the_distribution(name):
+    """Chi-square: one draw per seed at one position, in batches of 10 000."""
+    fields, weight = CHAINS[name]
+    share = np.array(weight) / sum(weight)
+    seen, batch = np.zeros(7), 10_000
+    for start in range(0, 200_000, batch):
+        rows = [params(seed=seed, **fields) for seed in range(start, start + batch)]
+        seen += np.bincount(ids(np, np.tile(WORKED, (batch, 1)), rows, [9] * batch), minlength=7)
+    expected = share * 200_000
     assert not seen[expected == 0].any()
     seen, expected = seen[expected > 0], expected[expected > 0]
     assert np.sum((seen - expected) ** 2 / expected) < P_OF_CHANCE[len(seen) - 1]
