@@ -110,15 +110,15 @@ FULL = {
 
 def test_auto_takes_the_named_fields_and_no_penalty() -> None:
     file = "model/generation_config.json"
-    assert read(FULL) == GenerationDefaults(eos_ids=(2, 7), temperature=0.6, top_p=0.9, top_k=50, origin=file)
+    assert read(FULL) == GenerationDefaults(eos_ids=(2, 7), temperature=0.6, top_p=0.9, top_k=50, eos_origin=file)
     assert {field.name for field in attrs.fields(GenerationDefaults)} == {
-        "eos_ids", "temperature", "top_p", "top_k", "origin",
+        "eos_ids", "temperature", "top_p", "top_k", "eos_origin",
     }  # fmt: skip
     assert read(None) == GenerationDefaults()
 
 
 def test_eos_takes_the_ends_only_and_looks_at_nothing_else() -> None:
-    only = GenerationDefaults(eos_ids=(2, 7), origin="model/generation_config.json")
+    only = GenerationDefaults(eos_ids=(2, 7), eos_origin="model/generation_config.json")
     assert read(FULL, "eos") == only
     assert read({**FULL, "temperature": "warm"}, "eos") == only
 
@@ -133,7 +133,7 @@ def test_do_sample_false_is_temperature_zero(settings: dict[str, Any]) -> None:
 def test_h_c4_each_field_is_taken_alone(dropped: str) -> None:
     """One that the file lacks, or that a request overrides, drops no other, least of all the ends."""
     taken, whole = read({key: value for key, value in FULL.items() if key != dropped}), read(FULL)
-    for name in ("eos_ids", "temperature", "top_p", "top_k", "origin"):
+    for name in ("eos_ids", "temperature", "top_p", "top_k", "eos_origin"):
         assert getattr(taken, name) == (None if name == dropped else getattr(whole, name))
     overridden = attrs.evolve(read(FULL), temperature=0.0)
     assert ends({}, overridden) == {2, 7}
@@ -144,8 +144,29 @@ def test_a_file_is_read_as_auto_reads_the_checkpoints(tmp_path: Path) -> None:
     write_json(file, {**FULL, "eos_token_id": 5})
     for mode in (file, str(file)):
         taken = read(FULL, mode)
-        assert taken == GenerationDefaults(eos_ids=(5,), temperature=0.6, top_p=0.9, top_k=50, origin=str(file))
+        assert taken == GenerationDefaults(eos_ids=(5,), temperature=0.6, top_p=0.9, top_k=50, eos_origin=str(file))
     assert ends({}, read(FULL, file)) == {5}
+
+
+@pytest.mark.parametrize("said", [{}, {"eos_token_id": None}])
+@pytest.mark.parametrize("beside", [{"eos_token_id": [2, 7]}, {"eos_token_id": [2, 7], "temperature": "warm"}])
+def test_h_c4_a_file_that_names_no_end_leaves_the_models_in_force(
+    tmp_path: Path, said: dict[str, Any], beside: dict[str, Any]
+) -> None:
+    """An override of the temperature only; of the model's own file nothing but the ends is looked at."""
+    file = tmp_path / "mine.json"
+    write_json(file, {"temperature": 0.6, **said})
+    taken = read(beside, file)
+    assert taken == GenerationDefaults(eos_ids=(2, 7), temperature=0.6, eos_origin="model/generation_config.json")
+    assert ends({"eos_token_id": 1}, taken) == {1, 2, 7}
+    assert end_ids({}, taken, None, (), VOCAB).sources[7] == ("model/generation_config.json",)
+    assert read(None, file) == GenerationDefaults(temperature=0.6)
+
+
+def test_h_c4_a_file_may_name_an_empty_list_of_ends(tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    write_json(file, {"eos_token_id": []})
+    assert ends({}, read(FULL, file)) == set()
 
 
 @pytest.mark.parametrize(

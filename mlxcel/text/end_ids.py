@@ -45,7 +45,7 @@ def end_ids(
         where = "config: text_config.eos_token_id"
         named.append(("config.json text_config", id_list(text_config.get("eos_token_id"), where)))
     if generation_config is not None:
-        named.append((generation_config.origin or "generation config", generation_config.eos_ids))
+        named.append((generation_config.eos_origin or "generation config", generation_config.eos_ids))
     if tokenizer is not None:
         named.append(("tokenizer", sorted(tokenizer.eos_ids)))
     named.append(("family", family_ids))

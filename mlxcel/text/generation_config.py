@@ -22,14 +22,14 @@ FILE_NAME: Final = "generation_config.json"
 class GenerationDefaults:
     """The model's own defaults, each taken alone; None and () mean that the file does not say. Penalties never are.
 
-    `origin` names the file, None when none was read. `temperature` is 0.0 where the file says `"do_sample": false`.
+    `eos_origin` is the file that names the ends. `temperature` is 0.0 where the file says `"do_sample": false`.
     """
 
     eos_ids: tuple[int, ...] = ()
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    origin: str | None = None
+    eos_origin: str | None = None
 
     @property
     def sampling(self) -> Mapping[str, Any]:
@@ -38,7 +38,8 @@ class GenerationDefaults:
 
     @classmethod
     def read(cls, mode: str | Path, checkpoint: Checkpoint) -> GenerationDefaults:
-        """`mode` is "auto", "eos" (end ids only), "none", or a file that is read as "auto" reads the checkpoint's.
+        """`mode` is "auto", "eos" (end ids only), "none", or a file that is read as "auto" reads the checkpoint's; one
+        that names no end leaves those of the checkpoint's in force.
 
         Raises CheckpointError for a value of a wrong type or out of range in the checkpoint's file, UsageError for one
         in the operator's and when that cannot be read; both name the file and the key. What a mode does not take is
@@ -47,23 +48,30 @@ class GenerationDefaults:
         if mode == "none":
             return cls()
         if mode in ("auto", "eos"):
-            settings = checkpoint.assets.get(FILE_NAME)
-            if settings is None:
-                return cls()
-            return _taken(settings, str(checkpoint.path / FILE_NAME), eos_only=mode == "eos")
+            return cls._beside_weights(checkpoint, eos_only=mode == "eos")
         try:
-            return _taken(read_json_object(Path(mode)), str(mode), eos_only=False)
+            taken = _taken(read_json_object(Path(mode)), str(mode), eos_only=False)
         except CheckpointError as error:
             raise UsageError(
                 f"--generation-config: {error.message}",
                 hint="auto, eos, none, or the name of a JSON file like generation_config.json",
             ) from error
+        if taken.eos_origin is not None:
+            return taken
+        ends = cls._beside_weights(checkpoint, eos_only=True)
+        return attrs.evolve(taken, eos_ids=ends.eos_ids, eos_origin=ends.eos_origin)
+
+    @classmethod
+    def _beside_weights(cls, checkpoint: Checkpoint, *, eos_only: bool) -> GenerationDefaults:
+        settings = checkpoint.assets.get(FILE_NAME)
+        return cls() if settings is None else _taken(settings, str(checkpoint.path / FILE_NAME), eos_only=eos_only)
 
 
 def _taken(settings: Mapping[str, Any], file: str, *, eos_only: bool) -> GenerationDefaults:
-    eos = id_list(settings.get("eos_token_id"), f"{file}: eos_token_id")
+    named = settings.get("eos_token_id")
+    eos, eos_origin = id_list(named, f"{file}: eos_token_id"), None if named is None else file
     if eos_only:
-        return GenerationDefaults(eos_ids=eos, origin=file)
+        return GenerationDefaults(eos_ids=eos, eos_origin=eos_origin)
     temperature = _number(settings, "temperature", file, 100.0)
     do_sample = settings.get("do_sample")
     if do_sample is not None and not isinstance(do_sample, bool):
@@ -76,7 +84,7 @@ def _taken(settings: Mapping[str, Any], file: str, *, eos_only: bool) -> Generat
         temperature=0.0 if do_sample is False else temperature,
         top_p=_number(settings, "top_p", file, 1.0),
         top_k=top_k,
-        origin=file,
+        eos_origin=eos_origin,
     )
 
 
