@@ -11,6 +11,7 @@ from mlxcel.core.kv import FullKV, SlidingKV
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.gemma import Gemma2, Gemma3
 from mlxcel.plugins.families.qwen import Qwen2
+from mlxcel.plugins.families.smollm import SmolLM3
 
 HEADS, HEAD_DIM, WIDTH = 4, 8, 64
 
@@ -94,3 +95,27 @@ def test_qwen_2_has_windows_from_max_window_layers_on(said: dict[str, int], firs
     assert [isinstance(layer, SlidingKV) for layer in qwen.kv_spec(on).layers] == [i >= first for i in range(30)]
     off = qwen.parse_config(headers("hf", {**config, **said}))
     assert all(isinstance(layer, FullKV) for layer in qwen.kv_spec(off).layers)
+
+
+def test_smollm_3_has_windows_in_the_layers_that_turn_nothing() -> None:
+    """Where the config lists no `layer_types`, as transformers fills them in."""
+    config = {
+        "vocab_size": 320,
+        "hidden_size": WIDTH,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 96,
+        "num_hidden_layers": 5,
+        "max_position_embeddings": 8192,
+        "sliding_window": 512,
+    }
+    family = SmolLM3()
+    cases: list[tuple[dict[str, Any], list[int]]] = [
+        ({}, [1, 1, 1, 0, 1]),
+        ({"no_rope_layers": [0, 1, 1, 0, 1]}, [0, 1, 1, 0, 1]),
+    ]
+    for said, turned in cases:
+        on = family.parse_config(headers("hf", {**config, **said, "use_sliding_window": True}))
+        assert [kind.rope is not None for kind in on.kinds] == [bool(turns) for turns in turned]
+        assert [isinstance(layer, FullKV) for layer in family.kv_spec(on).layers] == [bool(turns) for turns in turned]
+        off = family.parse_config(headers("hf", {**config, **said}))
+        assert all(isinstance(layer, FullKV) for layer in family.kv_spec(off).layers)
