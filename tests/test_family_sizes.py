@@ -10,10 +10,21 @@ import pytest
 from mlxcel.core.kv import FullKV, SlidingKV
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.gemma import Gemma2, Gemma3
+from mlxcel.plugins.families.granite import Granite
 from mlxcel.plugins.families.qwen import Qwen2
 from mlxcel.plugins.families.smollm import SmolLM3
 
 HEADS, HEAD_DIM, WIDTH = 4, 8, 64
+
+LLAMA_LIKE: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "max_position_embeddings": 8192,
+}
 
 
 def headers(naming: str, config: dict[str, Any]) -> Any:
@@ -80,16 +91,7 @@ def test_gemma_3_sees_everything_in_every_nth_layer(key: str) -> None:
 @pytest.mark.parametrize(("said", "first"), [({}, 28), ({"max_window_layers": 3}, 3), ({"max_window_layers": 0}, 0)])
 def test_qwen_2_has_windows_from_max_window_layers_on(said: dict[str, int], first: int) -> None:
     """Without the key from layer 28 on, its default in transformers."""
-    config = {
-        "vocab_size": 320,
-        "hidden_size": WIDTH,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "num_hidden_layers": 30,
-        "max_position_embeddings": 8192,
-        "sliding_window": 512,
-    }
+    config = {**LLAMA_LIKE, "num_hidden_layers": 30, "sliding_window": 512}
     qwen = Qwen2()
     on = qwen.parse_config(headers("hf", {**config, "use_sliding_window": True, **said}))
     assert [isinstance(layer, SlidingKV) for layer in qwen.kv_spec(on).layers] == [i >= first for i in range(30)]
@@ -99,15 +101,7 @@ def test_qwen_2_has_windows_from_max_window_layers_on(said: dict[str, int], firs
 
 def test_smollm_3_has_windows_in_the_layers_that_turn_nothing() -> None:
     """Where the config lists no `layer_types`, as transformers fills them in."""
-    config = {
-        "vocab_size": 320,
-        "hidden_size": WIDTH,
-        "num_attention_heads": HEADS,
-        "intermediate_size": 96,
-        "num_hidden_layers": 5,
-        "max_position_embeddings": 8192,
-        "sliding_window": 512,
-    }
+    config = {**LLAMA_LIKE, "sliding_window": 512}
     family = SmolLM3()
     cases: list[tuple[dict[str, Any], list[int]]] = [
         ({}, [1, 1, 1, 0, 1]),
@@ -119,3 +113,17 @@ def test_smollm_3_has_windows_in_the_layers_that_turn_nothing() -> None:
         assert [isinstance(layer, FullKV) for layer in family.kv_spec(on).layers] == [bool(turns) for turns in turned]
         off = family.parse_config(headers("hf", {**config, **said}))
         assert all(isinstance(layer, FullKV) for layer in family.kv_spec(off).layers)
+
+
+def test_granite_without_its_factors_has_those_of_its_config_class() -> None:
+    """All are 1, the scale of the scores too: not that of the head dimension."""
+    config = Granite().parse_config(headers("hf", LLAMA_LIKE))
+    assert (config.embed_scale, config.residual_scale, config.score_scale, config.logits_divisor) == (1, 1, 1, 1)
+    scaled = {
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 8,
+    }
+    config = Granite().parse_config(headers("hf", {**LLAMA_LIKE, **scaled}))
+    assert (config.embed_scale, config.residual_scale, config.score_scale, config.logits_divisor) == (12, 0.22, 0.5, 8)
