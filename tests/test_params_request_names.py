@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,21 @@ def test_log_probabilities_by_a_switch_and_a_count(request_: dict[str, Any], log
 def test_counts_that_contradict_the_switch_are_refused(request_: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="logprobs"):
         canonical(request_)
+
+
+@pytest.mark.parametrize("count", [False, True, 0.0, "0", []])
+@pytest.mark.parametrize("switch", [{}, {"logprobs": True}, {"logprobs": False}], ids=str)
+def test_h_m7_a_count_of_another_type_is_refused_whatever_the_switch(switch: dict[str, Any], count: Any) -> None:
+    with pytest.raises(RequestError, match="top_logprobs must be an integer"):
+        canonical({**switch, "top_logprobs": count})
+
+
+@pytest.mark.parametrize("field", RULES)
+def test_h_m7_an_array_is_refused_by_the_name_of_its_field(field: str) -> None:
+    """Not by whatever a comparison with an array raises."""
+    for array in (np.array([1, 2]), np.zeros((2, 2)), np.array(["raw", "auto"])):
+        with pytest.raises(RequestError, match=field):
+            canonical({field: array})
 
 
 def test_probabilities_after_the_chain_are_not_raw() -> None:

@@ -88,10 +88,10 @@ def one_of(*names: str, spellings: dict[str, str] | None = None) -> Rule:
     words = f"one of {', '.join(names)}"
 
     def read(field: str, value: Any) -> str:
-        name = (spellings or {}).get(value, value) if isinstance(value, str) else value
-        if name not in names:
+        name = (spellings or {}).get(value, value) if isinstance(value, str) else None
+        if name is None or name not in names:
             raise refused(field, words, value)
-        return str(name)
+        return name
 
     return Rule(words, read)
 

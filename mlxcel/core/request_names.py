@@ -96,6 +96,6 @@ def _counted_logprobs(given: dict[str, Any]) -> dict[str, Any]:
     counts = [name for name in ("top_logprobs", "n_probs") if name in given]
     if given.pop("logprobs"):
         return given if counts else {**given, "logprobs": 0}
-    if any(given[name] != 0 for name in counts):
+    if any(RULES["logprobs"](name, given[name]) != 0 for name in counts):
         raise RequestError(f"{counts[0]} is given and logprobs is false", field=counts[0], hint="set logprobs to true")
     return {name: value for name, value in given.items() if name not in counts}
