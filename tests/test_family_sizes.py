@@ -11,6 +11,7 @@ from mlxcel.core.kv import FullKV, SlidingKV
 from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.gemma import Gemma2, Gemma3
 from mlxcel.plugins.families.granite import Granite
+from mlxcel.plugins.families.lfm import Lfm2
 from mlxcel.plugins.families.qwen import Qwen2
 from mlxcel.plugins.families.smollm import SmolLM3
 
@@ -127,3 +128,33 @@ def test_granite_without_its_factors_has_those_of_its_config_class() -> None:
     }
     config = Granite().parse_config(headers("hf", {**LLAMA_LIKE, **scaled}))
     assert (config.embed_scale, config.residual_scale, config.score_scale, config.logits_divisor) == (12, 0.22, 0.5, 8)
+
+
+@pytest.mark.parametrize(
+    ("said", "ffn"),
+    [
+        ({}, 768),
+        ({"block_multiple_of": 100}, 700),
+        ({"block_ffn_dim_multiplier": 1.5}, 1024),
+        ({"block_ffn_dim_multiplier": 1.5, "block_multiple_of": 1}, 999),
+        ({"block_auto_adjust_ff_dim": False}, 1000),
+        ({"block_ff_dim": 300}, 256),
+    ],
+)
+def test_lfm_2_rounds_two_thirds_of_its_width_up(said: dict[str, Any], ffn: int) -> None:
+    """int(multiplier * int(2 / 3 * 1000)), up to whole multiples, as transformers' Lfm2MLP; the older key goes first."""
+    config = {**LLAMA_LIKE, "intermediate_size": 1000, **said}
+    assert Lfm2().parse_config(headers("hf", config)).ffn == ffn
+
+
+@pytest.mark.parametrize(
+    ("said", "attends"),
+    [
+        ({}, [1, 1, 1, 1, 1]),
+        ({"full_attn_idxs": [1, 4]}, [0, 1, 0, 0, 1]),
+        ({"full_attn_idxs": [1, 4], "layer_types": ["conv"] * 3 + ["full_attention"] * 2}, [0, 0, 0, 1, 1]),
+    ],
+)
+def test_lfm_2_attends_in_the_layers_that_its_config_names(said: dict[str, Any], attends: list[int]) -> None:
+    config = Lfm2().parse_config(headers("hf", {**LLAMA_LIKE, **said}))
+    assert [kind.attends for kind in config.kinds] == [bool(attending) for attending in attends]
