@@ -14,9 +14,9 @@ from mlxcel.core.engine import Engine
 from mlxcel.core.kv import KVSpec, KVStore, ceil_block
 from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.errors import CacheFileError, UsageError
-from mlxcel.footprint import ITEM_SIZES, Footprint
+from mlxcel.footprint import Footprint
 from mlxcel.memory_plan import Memory, MemoryPlan, MemorySettings, plan_memory
-from mlxcel.plugins.kv.kept_pages import CacheLimits
+from mlxcel.plugins.kv.kept_pages import AUTO_BYTES, CacheLimits
 from mlxcel.plugins.kv.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
@@ -86,18 +86,20 @@ def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, 
 
 
 def make_cache(
-    config: EngineConfig, engine: Engine, kv: KVStore, kv_spec: KVSpec, *, dtype: str, clock: Callable[[], float]
+    config: EngineConfig, engine: Engine, kv: KVStore, kv_spec: KVSpec, plan: MemoryPlan, clock: Callable[[], float]
 ) -> PromptCache:
-    """The prompt cache of an engine, filled from its file where there is one that can be used."""
+    """The prompt cache of an engine, filled from its file where there is one that can be used. Copies of rings lie
+    beside the KV budget: they are a quarter of it at most."""
     cache = PrefixCache(
         kv=kv,
         kv_spec=kv_spec,
         key=engine.kv_key,
         level=engine.level,
         chunk=engine.settings.chunk,
-        page_bytes=kv.page_size * kv_spec.bytes_per_position(ITEM_SIZES[dtype]),
+        page_bytes=kv.page_size * plan.position_bytes,
         limits=CacheLimits(
             bytes=config.prompt_cache_capacity_bytes,
+            auto=min(AUTO_BYTES, plan.budget.bytes // 4) if kv_spec.windowed else AUTO_BYTES,
             entries=config.prompt_cache_max_entries,
             ttl=config.prompt_cache_ttl,
             min_prefix=config.prompt_cache_min_prefix,

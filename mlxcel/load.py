@@ -291,7 +291,7 @@ def _assemble(
     held.callback(engine.shutdown)
     cache: PromptCache | None = None
     if parts.cached:
-        cache = make_cache(config, engine, kv, kv_spec, dtype=dtype, clock=clock)
+        cache = make_cache(config, engine, kv, kv_spec, memory_plan, clock)
         held.callback(save_cache, config, engine, cache)
     facts = ModelFacts(
         name=config.served_model_name[0] if config.served_model_name else found.name,

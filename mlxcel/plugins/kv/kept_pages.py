@@ -15,16 +15,17 @@ from mlxcel.core.prompt_cache import Eviction
 from mlxcel.plugins.kv.prefix_index import Node, PrefixIndex
 
 AUTO_BYTES: Final = 2 << 30
-"""What `auto` allows where nothing is given back on demand: big pages, and copies of rings."""
+"""The most that `auto` allows where nothing is given back on demand: big pages, and copies of rings."""
 
 
 @attrs.frozen
 class CacheLimits:
-    """Spec 8.1. `bytes` None: every page that nobody else needs, and AUTO_BYTES of the rest; 0: nothing is kept. Of
+    """Spec 8.1. `bytes` None: every page that nobody else needs, and `auto` bytes of the rest; 0: nothing is kept. Of
     the others 0 is no limit."""
 
     enabled: bool = True
     bytes: int | None = None
+    auto: int = AUTO_BYTES
     entries: int = 0
     ttl: float = 3600.0  # seconds since last use
     min_prefix: int = 16  # tokens
@@ -118,7 +119,7 @@ class KeptPages:
         """Whether so many pages and bytes of rings are more than is allowed."""
         if self._limits.bytes is not None:
             return pages * self._page_bytes + state > self._limits.bytes
-        return state + (0 if self._kv.shares else pages * self._page_bytes) > AUTO_BYTES
+        return state + (0 if self._kv.shares else pages * self._page_bytes) > self._limits.auto
 
     def _evict_oldest(self, cause: Eviction) -> bool:
         """One step: the least recently used page that nobody else holds, or the copy of rings at one that somebody
