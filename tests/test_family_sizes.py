@@ -142,7 +142,7 @@ def test_granite_without_its_factors_has_those_of_its_config_class() -> None:
     ],
 )
 def test_lfm_2_rounds_two_thirds_of_its_width_up(said: dict[str, Any], ffn: int) -> None:
-    """int(multiplier * int(2 / 3 * 1000)), up to whole multiples, as transformers' Lfm2MLP; the older key goes first."""
+    """int(multiplier * int(2 / 3 * 1000)), up to whole multiples, as transformers' Lfm2MLP; the old key goes first."""
     config = {**LLAMA_LIKE, "intermediate_size": 1000, **said}
     assert Lfm2().parse_config(headers("hf", config)).ffn == ffn
 

@@ -22,10 +22,9 @@ class SentencePieceTokenizer:
     """A `Tokenizer` over a `SentencePieceModel`.
 
     User-defined tokens are found first (a best path may take longer pieces over them), then the rest is segmented by
-    score; a character that is no piece becomes its
-    UTF-8 bytes where the vocabulary has byte tokens for all of them, else the unknown token, one for each run. Control
-    tokens come from spellings only, and only with `parse_special`; behind one a text begins anew, so that it gets its
-    space prefix again unless `space_once`.
+    score; a character that is no piece becomes its UTF-8 bytes where the vocabulary has byte tokens for all of them,
+    else the unknown token, one for each run. Control tokens come from spellings only, and only with `parse_special`;
+    behind one a text begins anew, so that it gets its space prefix again unless `space_once`.
 
     `prefix` and `suffix` are the ids that `add_special` puts around a text; `strips_before` and `strips_after` the
     special or user-defined tokens that take the white space beside them.
