@@ -139,6 +139,33 @@ def test_h_d10_a_kwarg_changes_the_ids(tokenizers_by_bos: dict[bool, Tokenizer])
     assert len(with_it.ids) == len(without.ids) + len(tokenizers_by_bos[True].encode("zz", add_special=False))
 
 
+HALVES = ("\ud83d", "a\ude00", "\ude00\ud83d", "\ud83d\ud83d\ude00", "😀\udfff")
+
+
+@pytest.mark.parametrize("text", HALVES, ids=ascii)
+@pytest.mark.parametrize("path", ["content", "role", "content[0].text"])
+def test_h_a1_half_a_character_in_a_message_is_refused_by_its_path(
+    tokenizers_by_bos: dict[bool, Tokenizer], path: str, text: str
+) -> None:
+    """A client that cuts texts by UTF-16 units: the model would read U+FFFD there, which nobody wrote."""
+    parts: Any = [{"type": "text", "text": text}] if "[" in path else text
+    last = {"role": "user", "content": "hi", path.split("[")[0]: parts}
+    with pytest.raises(RequestError, match="half a character") as caught:
+        encode_chat(tokenizers_by_bos[False], template(CHATML), [{"role": "user", "content": "x"}, last], now=0.0)
+    assert caught.value.field == f"messages[1].{path}"
+
+
+@pytest.mark.parametrize("text", HALVES, ids=ascii)
+def test_h_a1_half_a_character_in_a_raw_prompt_is_refused(tokenizers_by_bos: dict[bool, Tokenizer], text: str) -> None:
+    with pytest.raises(RequestError, match="half a character"):
+        encode_raw(tokenizers_by_bos[False], text)
+
+
+def test_both_halves_of_a_character_are_the_character(tokenizers_by_bos: dict[bool, Tokenizer]) -> None:
+    tokenizer = tokenizers_by_bos[False]
+    assert encode_raw(tokenizer, "\ud83d\ude42").ids == encode_raw(tokenizer, "🙂").ids
+
+
 @pytest.mark.parametrize("ids", [[0, 319], (5,), np.array([1, 2], np.int32), iter([3])])
 def test_ids_are_taken_as_given(ids: Any) -> None:
     """T14."""

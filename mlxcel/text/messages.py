@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
 PART_SEPARATOR: Final = "\n"
 KEPT_ROLES: Final = frozenset({"system", "developer", "user"})
+
+_HALF_CHARACTER: Final = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]")
 
 
 def checked_messages(messages: Any) -> list[dict[str, Any]]:
@@ -80,6 +83,17 @@ def _refuse_unless_text(value: Any, path: str, *, allowed: str = "a string") -> 
     if not isinstance(value, str):
         given = "missing or null" if value is None else shown(value)
         raise RequestError(f"{path} is {given}, {allowed} is needed", field=path)
+    refuse_half_characters(value, path)
+
+
+def refuse_half_characters(text: str, path: str) -> None:
+    """RequestError for a lone surrogate: no token stands for one, so that the model would read another text."""
+    if (half := _HALF_CHARACTER.search(text)) is not None:
+        raise RequestError(
+            f"{path} holds half a character, {shown(half[0])} at {half.start()}: no text in UTF-8 has one",
+            field=path,
+            hint="where a text is cut, cut it between characters, not between the two UTF-16 units of one",
+        )
 
 
 def refuse_vanished(messages: list[dict[str, Any]], prompt: str) -> None:

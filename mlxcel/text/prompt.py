@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mlxcel.errors import EmptyPrompt, RequestError, TemplateError, shown
+from mlxcel.text.messages import refuse_half_characters
 
 if TYPE_CHECKING:
     from mlxcel.core.tokenizer import Tokenizer
@@ -64,8 +65,9 @@ def encode_chat(
 def encode_raw(tokenizer: Tokenizer, text: str, add_special: bool = True) -> PromptIds:
     """A text as it is, with what the tokenizer adds around it when `add_special`; never a second BOS (spec T14).
 
-    The empty text is the BOS alone where the tokenizer adds one, else EmptyPrompt.
+    The empty text is the BOS alone where the tokenizer adds one, else EmptyPrompt. RequestError for half a character.
     """
+    refuse_half_characters(text, "prompt")
     ids = tokenizer.encode(text, add_special=add_special)
     if not ids or (not text and not (add_special and tokenizer.adds_bos)):
         raise EmptyPrompt("the prompt is empty: it comes to no token", field="prompt", hint="give a text, or ids")
