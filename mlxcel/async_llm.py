@@ -123,9 +123,12 @@ class _Reader:
     async def begin(self, prompt: Any, params: SamplingParams | None, *, growing: bool) -> Gathered:
         """Check the request, off the loop, and wait for a place."""
         client = self._client
-        prepared: Prepared = await asyncio.to_thread(
-            client._prepare, asked_prompt(prompt), paired(params, 1)[0], self._request_id
-        )
+        asked, chosen = asked_prompt(prompt), paired(params, 1)[0]
+
+        def prepare() -> Prepared:
+            return client._prepare(asked, client._resolve(chosen), self._request_id)
+
+        prepared = await asyncio.to_thread(prepare)
         gathered = client._gathered(prepared, growing=growing)
         while not self._aborted:
             self._woken.clear()

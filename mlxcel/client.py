@@ -20,7 +20,7 @@ from mlxcel.config import EngineConfig, plugin_limit
 from mlxcel.core.bind_params import Caps
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.request import Request
-from mlxcel.core.resolve_sampling import resolve_sampling
+from mlxcel.core.resolve_sampling import Resolved, resolve_sampling
 from mlxcel.core.source import NoProgress, Progress
 from mlxcel.errors import RequestError, UnsupportedField, UsageError, shown
 from mlxcel.gather import Gathered, Prepared
@@ -150,28 +150,34 @@ class LocalClient:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def _prepare(
-        self, asked: AskedPrompt | Conversation, params: SamplingParams, request_id: str | None = None
-    ) -> Prepared:
-        """A request that can run. RequestError for what this model cannot do."""
+    def _resolve(self, params: SamplingParams) -> Resolved:
+        """Effective parameters; a seed that nobody gave is still to be drawn, for each prompt its own."""
         model = self._open().model
         layers: list[tuple[str, Mapping[str, Any]]] = [("generation_config", model.defaults.sampling)]
         loop = self._config.origins["loop_detection"]
         if loop != "default":
             layers.append((loop, {"loop_detection": self._config.loop_detection}))
         layers.append(("request", {name: getattr(params, name) for name in params.given}))
-        resolved = resolve_sampling("lib", *layers, fresh_seed=lambda: secrets.randbits(63))
+        return resolve_sampling("lib", *layers, fresh_seed=lambda: -1)
+
+    def _prepare(
+        self, asked: AskedPrompt | Conversation, resolved: Resolved, request_id: str | None = None
+    ) -> Prepared:
+        """A request that can run. RequestError for what this model cannot do."""
+        model, params = self._open().model, resolved.params
+        if params.seed == -1:
+            params = params.clone(seed=secrets.randbits(63))
         if isinstance(asked, Conversation):
             model = self._templated(asked.chat_template)
             prompt = asked.prompt(model)
         elif asked.text is not None:
-            prompt = raw_prompt(model, asked.text, resolved.params)
+            prompt = raw_prompt(model, asked.text, params)
         else:
             prompt = Prompt(check_ids(() if asked.ids is None else asked.ids, model.facts.vocab))
         made = sequence_spec(
             model,
             prompt,
-            resolved.params,
+            params,
             request_id=request_id or f"req-{secrets.token_hex(8)}",
             caps=Caps(max_logprobs=model.engine.settings.max_logprobs),
         )

@@ -15,6 +15,7 @@ from mlxcel.errors import MlxcelError
 
 if TYPE_CHECKING:
     from mlxcel.core.params import SamplingParams
+    from mlxcel.core.resolve_sampling import Resolved
     from mlxcel.core.source import Progress
     from mlxcel.gather import Gathered, Prepared
     from mlxcel.outputs import RequestOutput, StreamDelta
@@ -75,7 +76,7 @@ class LLM(LocalClient):
         """One prompt's reply as it comes. The prompt is checked now and runs from the first `next` on; leaving the loop
         cancels it. An error of the row is raised where the reply broke off."""
         self._open()
-        return self._deltas(self._prepare(asked_prompt(prompt), paired(sampling_params, 1)[0]))
+        return self._deltas(self._prepare(asked_prompt(prompt), self._resolve(paired(sampling_params, 1)[0])))
 
     def stream_chat(
         self,
@@ -93,7 +94,7 @@ class LLM(LocalClient):
         conversation = Conversation(
             messages, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs, tools
         )
-        return self._deltas(self._prepare(conversation, paired(sampling_params, 1)[0]))
+        return self._deltas(self._prepare(conversation, self._resolve(paired(sampling_params, 1)[0])))
 
     def close(self) -> None:
         """Cancel what runs, end the engine's thread, free the model. Again: nothing."""
@@ -120,9 +121,12 @@ class LLM(LocalClient):
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error is {on_error!r}, it must be 'raise' or 'return'")
         prepared = []
+        resolved: dict[int, Resolved] = {}  # by the identity of what was given
         for index, (each, its) in enumerate(zip(asked, paired(params, len(asked)), strict=True)):
             try:
-                prepared.append(self._prepare(each, its))
+                if id(its) not in resolved:
+                    resolved[id(its)] = self._resolve(its)
+                prepared.append(self._prepare(each, resolved[id(its)]))
             except MlxcelError as error:
                 raise placed(error, f"{listed}[{index}]" if listed else None, index) from None
         if not prepared:

@@ -95,3 +95,27 @@ if {busy}:
 print("done")
 """
     assert ran(script, str(write_tiny_llama(tmp_path / "tiny"))) == "done\n"
+
+
+def test_ctrl_c_in_a_call_leaves_the_object_usable(tmp_path: Path) -> None:
+    """Rows run, more prompts wait for places, and the signal meets the main thread wherever it waits."""
+    script = """
+import time
+from mlxcel import LLM, SamplingParams
+llm = LLM(sys.argv[1], backend="reference-numpy")
+
+def press():
+    while llm.stats()["scheduler"]["rows_busy"] < 4:
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=press).start()
+try:
+    llm.generate(["hello"] * 50, SamplingParams(ignore_eos=True, temperature=0))
+except KeyboardInterrupt:
+    print("interrupted")
+print(len(llm.generate("hello", SamplingParams(ignore_eos=True, max_tokens=3))[0].outputs[0].token_ids))
+print(llm.stats()["scheduler"]["rows_busy"], llm.stats()["scheduler"]["num_requests_waiting"])
+llm.close()
+"""
+    assert ran(script, str(write_tiny_llama(tmp_path / "tiny"))) == "interrupted\n3\n0 0\n"
