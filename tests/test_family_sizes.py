@@ -12,6 +12,7 @@ from mlxcel.errors import CheckpointError
 from mlxcel.plugins.families.gemma import Gemma2, Gemma3
 from mlxcel.plugins.families.granite import Granite
 from mlxcel.plugins.families.lfm import Lfm2
+from mlxcel.plugins.families.phi import Phi3
 from mlxcel.plugins.families.qwen import Qwen2
 from mlxcel.plugins.families.smollm import SmolLM3
 
@@ -158,3 +159,19 @@ def test_lfm_2_rounds_two_thirds_of_its_width_up(said: dict[str, Any], ffn: int)
 def test_lfm_2_attends_in_the_layers_that_its_config_names(said: dict[str, Any], attends: list[int]) -> None:
     config = Lfm2().parse_config(headers("hf", {**LLAMA_LIKE, **said}))
     assert [kind.attends for kind in config.kinds] == [bool(attending) for attending in attends]
+
+
+def test_fused_weights_have_the_biases_that_a_config_asks_for() -> None:
+    """One for q, k and v together, one for gate and up, as wide as the weights they belong to."""
+    family, said = Phi3(), {**LLAMA_LIKE, "attention_bias": True, "mlp_bias": True}
+    names = family.schema(family.parse_config(headers("hf", said))).tensor_names("hf")
+    shapes = {
+        "self_attn.qkv_proj": 64 + 2 * 32,
+        "self_attn.o_proj": 64,
+        "mlp.gate_up_proj": 2 * 96,
+        "mlp.down_proj": 64,
+    }
+    for name, rows in shapes.items():
+        assert names[f"model.layers.4.{name}.bias"].shape == (rows,)
+    plain = family.schema(family.parse_config(headers("hf", LLAMA_LIKE))).tensor_names("hf")
+    assert not [name for name in plain if name.endswith(".bias")]
