@@ -14,7 +14,6 @@ from mlxcel.core.flights import Flights
 from mlxcel.core.inbox import Cancel, Inbox
 from mlxcel.core.job import Job, Row, RowState
 from mlxcel.core.piecework import Ring
-from mlxcel.core.plan import Decode
 from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.reservation import Remedies, Reservation, Work
@@ -215,7 +214,7 @@ class EngineLoop:
         return bool(decodes or pieces)
 
     def _decodes(self) -> list[Work]:
-        return [(row, Decode(number)) for number, row in self._roster.seated.items() if row.can_decode]
+        return [(row, row.decode) for row in self._roster.seated.values() if row.can_decode]
 
     @staticmethod
     def _work(action: Action, decodes: list[Work], pieces: list[Work]) -> list[Work]:

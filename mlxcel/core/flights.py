@@ -12,7 +12,7 @@ from mlxcel.core.delivery import Delivery
 from mlxcel.core.engine import Engine
 from mlxcel.core.job import Row, RowState
 from mlxcel.core.parts import part_length
-from mlxcel.core.plan import Decode, Part, Piece, RowOutcome, Ticket
+from mlxcel.core.plan import Part, Piece, RowOutcome, Ticket
 from mlxcel.core.reservation import Work
 from mlxcel.core.roster import Roster
 from mlxcel.core.watchdog import Watchdog
@@ -53,18 +53,21 @@ class Flights:
 
     def submit(self, work: list[Work]) -> None:
         ticket = self._engine.submit([part for _, part in work])
-        drew = []
+        drew, pieces = [], 0
         for row, part in work:
-            draws = row.draws if isinstance(part, Decode) else part.plan.draw and part.plan.is_terminal(part.index)
-            drew.append(draws)
-            row.at += part_length(part)
-            row.drawing += draws
-            row.in_flight += 1
             if isinstance(part, Piece):
+                pieces += 1
+                drew.append(part.plan.draw and part.plan.is_terminal(part.index))
+                row.at += part_length(part)
                 self._piece_left(row, part)
+            else:
+                drew.append(row.draws)
+                row.at += 1
+            row.drawing += drew[-1]
+            row.in_flight += 1
         self._steps.append(_Flight(ticket, tuple(row for row, _ in work), tuple(drew)))
-        kinds = {isinstance(part, Piece) for _, part in work}
-        self._counters.steps_total["mixed" if len(kinds) == 2 else "prefill" if True in kinds else "decode"] += 1
+        kind = "decode" if not pieces else "prefill" if pieces == len(work) else "mixed"
+        self._counters.steps_total[kind] += 1
 
     def _piece_left(self, row: Row, piece: Piece) -> None:
         """Behind its last piece a row decodes, from the next step on (spec C6)."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlxcel.core.bind_params import reply_bound
 from mlxcel.core.outbox import Outbox
-from mlxcel.core.plan import PrefillPlan, Scores, Span, TokenLogprobs
+from mlxcel.core.plan import Decode, PrefillPlan, Scores, Span, TokenLogprobs
 from mlxcel.core.request import Request, SequenceSpec
 
 Rank = tuple[int, float, int, int]
@@ -46,6 +46,9 @@ class RowState(StrEnum):
     ENDED = "ended"
 
 
+_NO_PART = Decode(0)
+
+
 @attrs.define(eq=False)
 class Row:
     """A choice. `at` counts positions in KV or on their way there, `drawing` the draws in flight."""
@@ -56,6 +59,7 @@ class Row:
     max_new: int
     state: RowState = RowState.WAITING
     sequence_id: int | None = None
+    decode: Decode = _NO_PART  # the part that decodes it, once it is seated
     scoring: bool = False  # its engine row is there to score the prompt, another one will make the reply
     plan: PrefillPlan | None = None
     busy_plan: bool = False  # whether `plan` was made for when rows decode

@@ -13,7 +13,7 @@ from mlxcel.core.engine import Engine
 from mlxcel.core.inbox import Inbox
 from mlxcel.core.job import Job, Row, RowState
 from mlxcel.core.piecework import Ring
-from mlxcel.core.plan import Scores
+from mlxcel.core.plan import Decode, Scores
 from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.seating import Seating, needs_score
 from mlxcel.core.sequence import SequenceState
@@ -90,6 +90,7 @@ class Roster:
         if row.sequence_id is None:
             raise AssertionError("a row that was seated has a sequence")
         self.seated[row.sequence_id] = row
+        row.decode = Decode(row.sequence_id)
         row.state = RowState.PARKED
         if row.started is None:
             row.started = self._clock()
