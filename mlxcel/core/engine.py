@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlxcel.core.backend import Backend, BackendCaps, Level
+from mlxcel.core.engine_parts import EngineParts
 from mlxcel.core.finish import Ending, Finish, Resolution
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.kv_calls import KVCalls
@@ -20,7 +21,7 @@ from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
 from mlxcel.core.parts import check_parts, draws, part_length
 from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Scores, Span, StepReport, StepResult, Ticket
-from mlxcel.core.rows import EngineParts, Rows
+from mlxcel.core.rows import Rows
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.score import score
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView

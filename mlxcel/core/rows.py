@@ -6,39 +6,21 @@ import logging
 from collections.abc import Iterable, Iterator
 
 import attrs
-import numpy as np
 
-from mlxcel.core.backend import Backend
 from mlxcel.core.bind_params import check_bounds, reply_bound
-from mlxcel.core.finish import Ending, Finish, Released
+from mlxcel.core.engine_parts import EngineParts
+from mlxcel.core.finish import Ending, Released
 from mlxcel.core.handover import check_prefix, check_unwind, kv_key, reach
-from mlxcel.core.kv import UNWIND, KVSpec, KVStore
+from mlxcel.core.kv import UNWIND
 from mlxcel.core.plan import RowOutcome
 from mlxcel.core.prefix import DetachedKV, KVKey, Reject, StatePayload, refuse_adoption
 from mlxcel.core.prompt_ids import check_prompt
 from mlxcel.core.request import SequenceSpec
-from mlxcel.core.sampling import Sampler
-from mlxcel.core.saved_prefix import SavedPrefix, SavedState, pages_of, positions_of
+from mlxcel.core.saved_prefix import SavedPrefix, export, restore
 from mlxcel.core.sequence import Sequence, SequenceState
-from mlxcel.core.settings import EngineSettings
 from mlxcel.errors import BatchShapeError, CapacityError, TrimError, UnknownSequence
 
 log = logging.getLogger("mlxcel.engine")
-
-NOBODY = 0
-"""The id that KV has in a store while it is read from a file: no row has it."""
-
-
-@attrs.frozen(eq=False)
-class EngineParts:
-    """What an engine is made of, for the modules that work on it."""
-
-    backend: Backend
-    kv_spec: KVSpec
-    kv: KVStore
-    sampler: Sampler
-    finish: Finish
-    settings: EngineSettings
 
 
 class Rows:
@@ -277,47 +259,15 @@ class Rows:
 
     def export(self, prefix: DetachedKV) -> SavedPrefix:
         """What a record holds, as host arrays of its valid positions."""
-        arrays = self._parts.backend.export_pages(prefix.pages)
-        state = prefix.payload
-        return SavedPrefix(
-            ids=prefix.ids,
-            key=prefix.key,
-            prefilled=prefix.prefilled,
-            arrays=tuple(positions_of(array, prefix.length) for array in arrays),
-            state=None
-            if state is None
-            else SavedState(tuple(np.asarray(array) for array in state.arrays), state.reach, state.written),
-        )
+        return export(self._parts.backend, prefix)
 
     def restore(self, saved: SavedPrefix) -> DetachedKV | None:
         """What `export` gave, on pages of this store, for the caller; None while it has no room. AdoptError for KV of
         another kind."""
-        parts, length = self._parts, len(saved.ids)
         own = attrs.evolve(self.key(None), isolation=saved.key.isolation, salt=saved.key.salt)
         if (reason := own.difference(saved.key)) is not None:
             raise refuse_adoption(reason, f"the saved prefix is KV of another kind: {reason.value}")
-        try:
-            parts.kv.open(NOBODY, length)
-        except CapacityError:
-            return None
-        try:
-            parts.kv.reserve([(NOBODY, length)])
-            parts.kv.advance(NOBODY, length)
-            pages = parts.kv.detach(NOBODY, length)
-        except CapacityError:
-            parts.kv.free(NOBODY)
-            return None
-        try:
-            size = parts.kv.page_size
-            parts.backend.import_pages(pages, [pages_of(array, len(pages), size) for array in saved.arrays])
-        except BaseException:
-            parts.kv.release(pages)
-            raise
-        payload = None
-        if (state := saved.state) is not None:
-            nbytes = sum(array.nbytes for array in state.arrays)
-            payload = StatePayload(state.arrays, nbytes, state.reach, state.written)
-        return DetachedKV(saved.ids, saved.key, pages, saved.prefilled, self._epoch, payload)
+        return restore(self._parts.backend, self._parts.kv, saved, epoch=self._epoch)
 
     def _record(self, row: Sequence, length: int) -> DetachedKV:
         parts, settings = self._parts, self._parts.settings

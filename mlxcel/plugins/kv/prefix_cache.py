@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import attrs
 import numpy as np
 
 from mlxcel.core.backend import Level
@@ -22,7 +21,7 @@ from mlxcel.core.prompt_cache import CacheStats, Freed, Match
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sequence import SequenceState
 from mlxcel.errors import AdoptError, CacheFileError, CapacityError
-from mlxcel.plugins.kv.cache_file import read_cache_file, write_cache_file
+from mlxcel.plugins.kv.kept_file import load_kept, save_kept
 from mlxcel.plugins.kv.kept_pages import CacheLimits, KeptPages
 from mlxcel.plugins.kv.prefix_index import Node, PrefixIndex
 from mlxcel.plugins.kv.prefix_match import usable
@@ -255,26 +254,14 @@ class PrefixCache:
     # --- the file -------------------------------------------------------------------------------------------------
 
     def save(self, engine: Engine, path: Path) -> int:
-        saved = [engine.export(record) for record in self._kept.records()]
-        write_cache_file(path, saved)
-        return sum(len(prefix.ids) for prefix in saved)
+        return save_kept(self._kept, engine, path)
 
     def load(self, engine: Engine, path: Path) -> int:
-        """Of several prefixes with a common beginning the pages are read for each, and kept once."""
-        found = read_cache_file(path)
-        for saved in found:
-            own = attrs.evolve(engine.kv_key(), isolation=saved.key.isolation, salt=saved.key.salt)
-            if (reason := own.difference(saved.key)) is not None:
-                self._reject(reason)
-                raise CacheFileError(
-                    f"{path} is the prompt cache of another model or other settings: {reason.value}",
-                    hint="give each model a --prompt-cache-file of its own",
-                )
-        total = 0
-        for saved in found:
-            if (prefix := engine.restore(saved)) is None:  # no page is free
-                break
-            self._kept.take(prefix)
-            total += prefix.length
-        self._kept.enforce()
-        return total
+        try:
+            return load_kept(self._kept, engine, path)
+        except AdoptError as error:
+            self._reject(Reject(error.reason))
+            raise CacheFileError(
+                f"{path} is the prompt cache of another model or other settings: {error.reason}",
+                hint="give each model a --prompt-cache-file of its own",
+            ) from None
