@@ -7,7 +7,6 @@ else.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from mlxcel.core.prompt_cache import CacheStats, Freed, Match
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sequence import SequenceState
 from mlxcel.errors import AdoptError, CacheFileError, CapacityError
+from mlxcel.plugins.kv.cache_counts import CacheCounts
 from mlxcel.plugins.kv.kept_file import load_kept, save_kept
 from mlxcel.plugins.kv.kept_pages import CacheLimits, KeptPages
 from mlxcel.plugins.kv.prefix_index import Node, PrefixIndex
@@ -56,9 +56,7 @@ class PrefixCache:
         self._index = PrefixIndex(kv.page_size) if index is None else index
         self._kept = KeptPages(self._index, kv, self._limits, page_bytes=page_bytes, clock=clock)
         self._swept = clock()
-        self._lookups = self._hits = self._reused = self._inserts = 0
-        self._rejects: Counter[Reject] = Counter()
-        self._last_reject: Reject | None = None
+        self._counts = CacheCounts()
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -105,17 +103,13 @@ class PrefixCache:
             except AdoptError as error:
                 found = Match(reject=Reject(error.reason))
             else:
-                self._lookups += 1
-                self._hits += 1
-                self._reused += found.length
+                self._counts.hit(found.length)
                 self._index.touch(last, self._clock())
                 if not self._kv.shares:  # the page has moved into the row
                     self._index.remove(last)
                 return sequence_id, found
         sequence_id = self._with_room(cold)
-        self._lookups += 1
-        if found.reject is not None:
-            self._reject(found.reject)
+        self._counts.miss(found.reject)
         return sequence_id, found
 
     def _with_room(self, begin: Callable[[], int]) -> int:
@@ -159,19 +153,19 @@ class PrefixCache:
             return 0
         length = self._floor(view.stored)
         if not allowed or not self._limits.enabled:
-            return self._declined(Reject.DISABLED)
+            return self._counts.reject(Reject.DISABLED)
         if self._granule > 1 and self._floor(min(view.stored, view.prefilled)) < length:
             length = self._floor(min(view.stored, view.prefilled))
             if not length:
-                return self._declined(Reject.DECODED_POSITIONS)
+                return self._counts.reject(Reject.DECODED_POSITIONS)
         if length < view.stored and not length:
-            return self._declined(Reject.GRANULE_FLOOR)
+            return self._counts.reject(Reject.GRANULE_FLOOR)
         if length < self._limits.min_prefix:
-            return self._declined(Reject.PREFIX_TOO_SHORT)
+            return self._counts.reject(Reject.PREFIX_TOO_SHORT)
         try:
             prefix = engine.detach(sequence_id, length)
         except AdoptError as error:
-            return self._declined(Reject(error.reason))
+            return self._counts.reject(Reject(error.reason))
         return self._insert(prefix)
 
     def share(self, engine: Engine, sequence_id: int, *, allowed: bool = True) -> int:
@@ -195,22 +189,14 @@ class PrefixCache:
         """Take over a record; its pages are held by the index from now on, or given back."""
         if self._kept.oversized(prefix):
             self._kv.release(prefix.pages)
-            return self._declined(Reject.OVERSIZED) if counted else 0
+            return self._counts.reject(Reject.OVERSIZED) if counted else 0
         self._kept.take(prefix)
-        self._inserts += 1
+        self._counts.inserts += 1
         self._kept.enforce()
         return prefix.length
 
     def _floor(self, length: int) -> int:
         return length // self._granule * self._granule
-
-    def _declined(self, reason: Reject) -> int:
-        self._reject(reason)
-        return 0
-
-    def _reject(self, reason: Reject) -> None:
-        self._rejects[reason] += 1
-        self._last_reject = reason
 
     # --- letting go -----------------------------------------------------------------------------------------------
 
@@ -235,6 +221,7 @@ class PrefixCache:
     # --- saying ---------------------------------------------------------------------------------------------------
 
     def stats(self) -> CacheStats:
+        counts = self._counts
         return CacheStats(
             enabled=self._limits.enabled,
             page_size=self._kv.page_size,
@@ -242,13 +229,13 @@ class PrefixCache:
             pages=self._kv.stats().cached,
             bytes=self._kept.bytes,
             capacity=self._limits.bytes,
-            lookups=self._lookups,
-            hits=self._hits,
-            tokens_reused=self._reused,
-            inserts=self._inserts,
+            lookups=counts.lookups,
+            hits=counts.hits,
+            tokens_reused=counts.reused,
+            inserts=counts.inserts,
             evictions=dict(self._kept.evictions),
-            rejects={reason.value: self._rejects[reason] for reason in Reject},
-            last_reject=self._last_reject,
+            rejects={reason.value: counts.rejects[reason] for reason in Reject},
+            last_reject=counts.last_reject,
         )
 
     # --- the file -------------------------------------------------------------------------------------------------
@@ -260,7 +247,7 @@ class PrefixCache:
         try:
             return load_kept(self._kept, engine, path)
         except AdoptError as error:
-            self._reject(Reject(error.reason))
+            self._counts.reject(Reject(error.reason))
             raise CacheFileError(
                 f"{path} is the prompt cache of another model or other settings: {error.reason}",
                 hint="give each model a --prompt-cache-file of its own",
