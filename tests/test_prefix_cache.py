@@ -639,3 +639,16 @@ def test_a_row_that_began_with_decoded_positions_shares_all_of_its_prompt():
     made.engine.prefill(row, made.plan(prompt, match))
     assert made.cache.share(made.engine, row) == 112
     made.engine.close(row)
+
+
+def test_a_row_takes_the_page_of_what_is_kept_and_no_more():
+    """Dense storage: one kept page goes for a row that has a slot, and the refusal without one is the engine's."""
+    made = caching(store="dense", slots=2)
+    made.run(PROMPT)
+    first = made.engine.open(made.spec(ids_of(9)))
+    second, _ = made.cache.open(made.engine, made.spec(ids_of(40, seed=3)))
+    assert made.cache.stats().evictions["lru"] == 1
+    with pytest.raises(CapacityError, match="all 2 rows are taken"):
+        made.cache.open(made.engine, made.spec(PROMPT))
+    for row in (first, second):
+        made.engine.close(row)

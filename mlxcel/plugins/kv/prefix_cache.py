@@ -117,7 +117,7 @@ class PrefixCache:
         try:
             return begin()
         except CapacityError:
-            if self._kv.shares or not self.reclaim(1):
+            if self._kv.shares or self._kv.stats().free or not self.reclaim(1):
                 raise
             return begin()
 
@@ -151,15 +151,12 @@ class PrefixCache:
         view = engine.view(sequence_id)
         if view.state is not SequenceState.FINISHED or not view.stored:
             return 0
-        length = self._floor(view.stored)
         if not allowed or not self._limits.enabled:
             return self._counts.reject(Reject.DISABLED)
-        if self._granule > 1 and self._floor(min(view.stored, view.prefilled)) < length:
-            length = self._floor(min(view.stored, view.prefilled))
-            if not length:
-                return self._counts.reject(Reject.DECODED_POSITIONS)
-        if length < view.stored and not length:
-            return self._counts.reject(Reject.GRANULE_FLOOR)
+        whole = self._floor(view.stored)
+        length = whole if self._granule == 1 else self._floor(min(view.stored, view.prefilled))
+        if not length:
+            return self._counts.reject(Reject.DECODED_POSITIONS if whole else Reject.GRANULE_FLOOR)
         if length < self._limits.min_prefix:
             return self._counts.reject(Reject.PREFIX_TOO_SHORT)
         try:
