@@ -100,10 +100,10 @@ def test_without_preemption_a_row_begins_only_with_room_for_all_it_may_become():
 def test_the_watermark_keeps_pages_for_rows_that_run():
     """C10, V21: while a row decodes `ceil(f * pages)` stay free at admission; with none they do not."""
     for watermark, busy in ((0.0, 2), (0.5, 1)):
-        it = bench(store="paged", pages=8, slots=2, context=128, options={"watermark": watermark})
+        it = bench(store="paged", pages=8, slots=2, context=128, busy=64, options={"watermark": watermark})
         it.ask("a", b"x" * 15, max_tokens=10)
         it.scheduler.tick()
-        it.ask("b", b"x" * 70, max_tokens=10)  # 5 of the 7 pages that are left
+        it.ask("b", b"x" * 70, max_tokens=10)  # a first piece of 4 of the 7 pages that are left
         it.scheduler.tick()
         it.scheduler.tick()
         assert it.scheduler.stats().rows_busy == busy
@@ -161,3 +161,18 @@ def test_random_traffic_in_a_pool_that_is_always_short(seed):
         assert it.all_free()
     assert it.scheduler.stats().preemptions_total.total() > 5
     assert heard[0] == heard[1]
+
+
+def test_admission_wants_pages_for_the_first_piece_and_no_more():
+    """C10, P10: the short piece while rows decode, the long one when none does."""
+    for busy, begins in ((16, True), (64, False)):
+        it = bench(store="paged", pages=8, slots=2, context=128, chunk=64, busy=busy, options={"watermark": 0.0})
+        it.ask("a", b"x" * 79, max_tokens=20)  # 5 of 8 pages
+        for _ in range(3 + 79 // busy):
+            it.scheduler.tick()
+        it.ask("b", b"y" * 60, max_tokens=2)  # 4 pages, the first piece 1 or all of them
+        it.scheduler.tick()
+        it.scheduler.tick()
+        assert (it.scheduler.stats().rows_busy == 2) is begins
+        it.run()
+        assert it.all_free()

@@ -74,12 +74,13 @@ class Ring:
         """Of a row that nothing decodes beside."""
         return self._idle.build(spec.prompt_ids)
 
-    def first(self, row: Row, adopted: int) -> int:
+    def first(self, row: Row, adopted: int, decoding: bool) -> int:
         """Positions that the row has once its first piece ran behind `adopted` ones: what admission must find room for.
         A row that comes back wants all it had and one more (spec C21)."""
         if row.output:
             return row.length
-        chunk = self._engine.settings.chunk
+        busy = self._settings.chunk_busy if decoding else None
+        chunk = busy or self._engine.settings.chunk
         return min(row.prompt_length, (adopted // chunk + 1) * chunk)
 
     def _piece(self, row: Row, decoding: bool) -> Piece:

@@ -47,7 +47,7 @@ class Seating:
         match = self._match(row)
         pages = 0 if match.prefix is None else len(match.prefix.pages)
         need = Need(
-            positions=self._ring.first(row, match.length),
+            positions=self._ring.first(row, match.length, any(other.can_decode for other in seated)),
             capacity=row.prompt_length + row.max_new,
             adopted=match.length,
             adopted_pages=min(pages, -(-match.length // stats.page_size)),
