@@ -22,6 +22,7 @@ WORDS: Final = {
     "wait": "waiting for another process",
     "load": "loading the weights",
     "prefill": "reading the prompt",
+    "generate": "answering",
 }
 
 
