@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from script_llm import script_options
 from tiny_checkpoint import BOS, write_json, write_tiny_llama
 
 from mlxcel import LLM, SamplingParams
+from mlxcel.asked import indexed, own
 from mlxcel.client import LocalClient
-from mlxcel.errors import CheckpointError, ContextTooLong, MlxcelError, RequestError, RowFault, UsageError
+from mlxcel.errors import BackendFault, CheckpointError, ContextTooLong, MlxcelError, RequestError, RowFault, UsageError
 from mlxcel.gather import Gathered
 from mlxcel.load import LoadedModel
 
@@ -60,6 +63,24 @@ def test_values_that_were_not_given_come_from_the_model_where_that_is_asked_for(
         each = llm.generate("a", SamplingParams(max_tokens=1))[0].sampling_params
         assert each is not None
         assert (each.temperature, each.top_k) == (1.0, 0)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda params: pickle.loads(pickle.dumps(params))])
+def test_a_copy_of_parameters_knows_what_was_given(copied: Callable[[SamplingParams], SamplingParams]) -> None:
+    params = SamplingParams(temperature=1.0, stop=["x"], seed=None)
+    assert params.given == {"temperature", "stop", "seed"}
+    assert (copied(params), copied(params).given) == (params, params.given)
+    assert params.clone(top_k=3).given == {*params.given, "top_k"}
+    assert SamplingParams.from_optional(top_k=None, n=2).given == {"n"}
+    assert SamplingParams(temperature=1.0) == SamplingParams()  # what was given is no part of the value
+
+
+def test_errors_that_rows_share_are_raised_apart() -> None:
+    shared = BackendFault("the device is gone", kv_intact=False)
+    first, second = (indexed(own(shared), index, ()) for index in (0, 1))
+    assert isinstance(first, BackendFault)
+    assert (first.message, first.hint, first.kv_intact) == (shared.message, shared.hint, False)
+    assert (first.index, vars(second)["index"], shared.index, first.__cause__) == (0, 1, None, shared)
 
 
 def test_engine_options_are_keywords(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
