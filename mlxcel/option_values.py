@@ -19,6 +19,7 @@ _REAL: Final = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})
 _SIZE: Final = re.compile(r"([0-9]{1,20})([KMGT]?)", re.ASCII | re.IGNORECASE)
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 MAX_WHOLE: Final = 2**63 - 1
+_FAR: Final = 10**40  # beyond what _WHOLE takes
 
 
 @attrs.frozen
@@ -39,8 +40,8 @@ def _string(value: Any) -> str:
     return value if isinstance(value, str) else str(_refuse(value))
 
 
-def whole(low: int = -MAX_WHOLE - 1, high: int = MAX_WHOLE, words: str = "an integer", metavar: str = "N") -> Kind:
-    """An integer from `low` to `high`."""
+def whole(low: int = -_FAR, high: int = _FAR, words: str = "an integer", metavar: str = "N") -> Kind:
+    """An integer from `low` to `high`; without them its range is checked by whoever owns the field."""
 
     def from_data(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:

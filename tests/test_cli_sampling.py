@@ -166,10 +166,12 @@ def test_strict_refuses_before_a_model_is_loaded(cli: Cli, model: Path, monkeypa
         (("--loop-detection", "1,65,3"), ("1,65,3",)),
         (("--time-limit", "-1"), ("t_max_predict_ms",)),
         (("--mirostat", "3"), ("mirostat", "from 0 to 2")),
+        (("-s", 2**63), ("seed", "from 0 to 2**63 - 1", str(2**63))),
+        (("-n", 10**30), ("max_tokens", "0 or more", str(10**30))),
     ],
 )
 def test_values_are_refused_before_a_model_is_loaded(
-    cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: tuple[str, ...]
+    cli: Cli, model: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[Any, ...], says: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("mlxcel.load.load_model", lambda *a, **k: pytest.fail("a model was loaded"))
     message = refused(cli, model, *arguments)
