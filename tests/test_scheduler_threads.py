@@ -1,5 +1,6 @@
 """The scheduler on a thread of its own: many clients, a step that hangs, a death (spec C31, C36, C37, C62)."""
 
+import random
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ from scheduler_rows import alone, bench, seen
 from mlxcel.core.events import Ended
 from mlxcel.core.outbox import Outbox
 from mlxcel.core.watchdog import Watchdog
-from mlxcel.errors import EngineUnhealthy
+from mlxcel.errors import EngineUnhealthy, QueueFull
 from mlxcel.testing.clock import ManualClock
 
 PATIENCE = 30.0
@@ -180,3 +181,40 @@ def test_a_choice_ends_once_whoever_ends_it():
         assert sorted(results) == [False, False, False, True]
         assert isinstance(outbox.get(0), Ended)
         assert outbox.get(0) is None
+
+
+def test_a_storm_of_clients_in_a_pool_that_is_short():
+    """C15 to C31 at once: eight threads submit, read, cancel, run out of time; every text is its own, none leaks."""
+    it = bench(store="paged", pages=14, slots=4, context=144, options={"max_queue_depth": 6})
+    wrong, causes = [], set()
+
+    def client(number):
+        pick = random.Random(number)
+        for turn in range(12):
+            name = f"c{number}.{turn}"
+            asked = {"max_tokens": pick.randint(0, 40), "n": pick.choice([1, 1, 3]), "lane": pick.randint(0, 2)}
+            try:
+                reply = it.ask(name, b"abcdefghij" * pick.randint(1, 8), timeout=pick.choice([0, 0, 1e-9]), **asked)
+            except QueueFull:
+                causes.add("rejected")
+                continue
+            if pick.random() < 0.3:
+                reply.cancel()
+            for choice, one in seen(reply).items():
+                causes.add(one.result.cause)
+                if one.text != (f"{name}{choice or ''}-" * 200)[: len(one.ids)]:
+                    wrong.append((name, one.text))
+
+    with it.scheduler:
+        it.scheduler.start()
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+    assert wrong == []
+    assert {"max_tokens", "cancelled"} <= causes <= {"max_tokens", "cancelled", "rejected"}
+    counted = it.scheduler.stats()
+    assert counted.request_started_total == sum(counted.request_finished_total.values()) == len(it.ended)
+    assert it.all_free()
