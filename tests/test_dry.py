@@ -1,8 +1,10 @@
 """DRY: docs/spec/engine.md 4.5 against a search that tries every place and length, breakers against a slow scan."""
 
+import gc
 import math
 import random
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -332,3 +334,14 @@ def test_h_e11_a_breaker_between_two_repeats_stops_dry(row):
     assert reply(["q"]) != " sat"
     assert reply(["cat"]) == " sat"
     assert reply(["t"]) == " sat"
+
+
+def test_the_choices_of_a_request_share_their_breakers_and_nobody_else_keeps_them():
+    table = BreakerTable(ByteTokenizer(), 259)
+    shared = table.breakers(["ab", ":"])
+    assert table.breakers(("ab", ":")) is shared
+    assert table.breakers(("ab",)) is not shared
+    watched = weakref.ref(shared)
+    del shared
+    gc.collect()
+    assert watched() is None

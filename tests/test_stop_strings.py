@@ -1,5 +1,8 @@
 """Spec 5.3: the matcher against definitions, for every cut of a text into tokens."""
 
+import gc
+import weakref
+
 import pytest
 from finish_rows import finish_row, reply
 from hypothesis import example, given, settings
@@ -8,7 +11,7 @@ from piece_tokenizer import PieceTokenizer
 from test_detokeniser import KINDS, byte_id, id_lists, stream
 from test_detokeniser import tokenizer as library_tokenizer
 
-from mlxcel.plugins.finish.stop_strings import ROOT, StopMatcher, StopStrings
+from mlxcel.plugins.finish.stop_strings import ROOT, StopMatcher, StopStrings, StopStringTable
 
 QUICK = settings(deadline=None, max_examples=300)
 
@@ -290,3 +293,23 @@ def test_a_special_stop_behind_byte_tokens(kind, before):
     got = reply(tok, ids, stop=[before + tok.token_text(special)])
     text = tok.decode(ids, skip_special=True).removesuffix(before)
     assert (got.text, got.cause, got.tokens) == (text, "stop_string", len(ids))
+
+
+def test_the_choices_of_a_request_share_an_automaton_and_not_their_place_in_it():
+    """Many long stop strings are read once for all choices; no row knows how far another one has come."""
+    table, strings = StopStringTable(), ("abc" * 300, "bcd")
+    shared = table.of(strings)
+    assert table.of(("abc" * 300, "bcd")) is shared
+    assert table.of(("bcd", "abc" * 300)) is not shared
+    first, second = StopMatcher(shared), StopMatcher(shared)
+    assert first.push("abcab") is None
+    assert (first.held, second.held) == (5, 0)
+    assert second.push("d") is None
+    assert first.push("cd").string == "bcd"
+
+
+def test_an_automaton_that_no_row_uses_is_not_kept():
+    table = StopStringTable()
+    shared = weakref.ref(table.of(("abc",)))
+    gc.collect()
+    assert shared() is None

@@ -10,7 +10,7 @@ import attrs
 from mlxcel.core.finish import Released
 from mlxcel.core.request import SequenceSpec
 from mlxcel.plugins.finish.bounds import IndentBound
-from mlxcel.plugins.finish.stop_strings import StopMatcher, StopStrings
+from mlxcel.plugins.finish.stop_strings import StopMatcher, StopStringTable
 from mlxcel.text.held_text import HeldText, Run, shown_text
 from mlxcel.text.reasoning import ReasoningParser
 
@@ -43,10 +43,10 @@ class ReplyText:
     """Characters wait here while they may become part of a stop string (spec F12). `push` adds a token and says what it
     means; then one of `release`, `finish` and `cut` says what leaves."""
 
-    def __init__(self, spec: SequenceSpec, stream: TextStream) -> None:
+    def __init__(self, spec: SequenceSpec, stream: TextStream, stops: StopStringTable) -> None:
         params = spec.params
         self._stream = stream
-        self._stops = StopMatcher(StopStrings(params.stop)) if params.stop else None
+        self._stops = StopMatcher(stops.of(params.stop)) if params.stop else None
         self._keeps_stop = params.include_stop_str_in_output
         self._indent = IndentBound(params.n_indent) if params.n_indent else None
         self._split = ReasoningParser(spec.reasoning) if spec.reasoning is not None else None

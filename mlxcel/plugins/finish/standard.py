@@ -13,6 +13,7 @@ from mlxcel.core.request import SequenceSpec
 from mlxcel.plugins.finish.bounds import TimeBound
 from mlxcel.plugins.finish.loop_detection import LoopDetector
 from mlxcel.plugins.finish.reply_text import Cut, ReplyText, TextStream
+from mlxcel.plugins.finish.stop_strings import StopStringTable
 from mlxcel.text.held_text import Run, shown_text
 
 
@@ -47,6 +48,7 @@ class StandardFinish:
         self._stream = stream
         self._steps = steps
         self._clock = clock
+        self._stops = StopStringTable()
 
     def open(self, spec: SequenceSpec, *, max_new: int, context: int) -> FinishState:
         params = spec.params
@@ -58,7 +60,7 @@ class StandardFinish:
             max_new=max_new,
             budget_asked=params.max_tokens != -1 and params.max_tokens <= context - len(spec.prompt_ids),
             context=context,
-            text=ReplyText(spec, self._stream(spec)),
+            text=ReplyText(spec, self._stream(spec), self._stops),
             time=TimeBound(params.t_max_predict_ms, self._clock) if params.t_max_predict_ms else None,
             loop=LoopDetector(loop) if loop is not None and loop.on else None,
             steps=tuple((name, step, step.open(spec)) for name, step in self._steps.items()),

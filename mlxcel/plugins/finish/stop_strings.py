@@ -8,6 +8,7 @@ undoes one step forward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 import attrs
 
@@ -54,6 +55,19 @@ class StopStrings:
                 return ROOT
             state = self._shorter[state]
         return after
+
+
+class StopStringTable:
+    """Automata by their strings, each kept as long as a row uses it: the choices of a request share one."""
+
+    def __init__(self) -> None:
+        self._used: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
+
+    def of(self, strings: tuple[str, ...]) -> StopStrings:
+        found = self._used.get(strings)
+        if found is None:
+            found = self._used[strings] = StopStrings(strings)
+        return found
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from weakref import WeakValueDictionary
 
 import attrs
 import numpy as np
@@ -62,9 +63,16 @@ class BreakerTable:
         self._vocab = vocab
         self._words: _Words | None = None
         self._heads: OrderedDict[str, Heads] = OrderedDict()
+        self._used: WeakValueDictionary[tuple[str, ...], Breakers] = WeakValueDictionary()
 
     def breakers(self, strings: Sequence[str]) -> Breakers:
-        """Of 1 to 40 bytes of UTF-8 each."""
+        """Of 1 to 40 bytes of UTF-8 each. The choices of a request share one, which lives as long as they do."""
+        found = self._used.get(tuple(strings))
+        if found is None:
+            found = self._used[tuple(strings)] = self._together(strings)
+        return found
+
+    def _together(self, strings: Sequence[str]) -> Breakers:
         whole = np.zeros(self._vocab, bool)
         tails: dict[int, set[tuple[int, ...]]] = {}
         for string in strings:
