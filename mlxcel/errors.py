@@ -11,10 +11,16 @@ from typing import Any, ClassVar
 
 
 class MlxcelError(Exception):
-    """Base of all errors meant for users. `hint` is the next step, one line, or None."""
+    """Base of all errors meant for users. `hint` is the next step, one line, or None.
+
+    Where several prompts were given to one call of the Python API, `index` says which it is about, and `outputs` holds
+    what became of all of them.
+    """
 
     code: str = "error"
     exit_code: ClassVar[int] = 3
+    index: int | None = None
+    outputs: Sequence[Any] = ()
 
     def __init__(self, message: str, *, hint: str | None = None, **values: Any) -> None:
         super().__init__(message)
