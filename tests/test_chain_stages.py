@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from sampling_rows import LIBRARIES, WORKED, Words, draw, draw_states, params, spec, told
 
 from mlxcel.plugins.sampling.chain import ChainSampler
+from mlxcel.plugins.sampling.masses import masses
 from mlxcel.plugins.sampling.noise import XTC_GATE, row_keys, uniform, words
+from mlxcel.plugins.sampling.xtc import xtc
 
 LOG_TOLERANCE = 3e-5
 """float32 exp, sums and logarithms behind a division by T, relative to max(1, |value|)."""
@@ -163,6 +165,17 @@ def test_h_e7_the_top_token_never_appears_at_any_step(xp):
     tokens = draw(xp, logits, rows, [seed // 6 for seed in range(60)]).tokens.tolist()
     assert not {0, 1} & set(tokens)
     assert {2, 3} <= set(tokens)
+
+
+def test_xtc_counts_a_probability_at_the_threshold_itself(xp):
+    """Spec S22: p >= threshold. The threshold is the very float32 that the stage computes; above it one is too few."""
+    z = xp.asarray(np.log(np.array([[0.5, 0.3, 0.2]], np.float32)))
+    row = masses(xp, z)
+    at = (row.weight / row.whole)[:, 1:2]
+    hit, exempt = xp.ones((1, 1), bool), xp.zeros((1, 3), bool)
+    for threshold, stays in ((at, [False, True, True]), (xp.nextafter(at, xp.float32(1)), [True, True, True])):
+        left = np.asarray(xtc(xp, z, threshold, hit, exempt))
+        assert np.isfinite(left[0]).tolist() == stays
 
 
 def test_ends_and_newlines_are_exempt_from_xtc(xp):

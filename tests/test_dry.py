@@ -278,6 +278,15 @@ def test_the_longest_matching_tail_sets_the_limit():
     assert breakers_of({5: [[6]], 1: [[]]}, 8).limit(history[::-1], history) == 4
 
 
+def test_a_table_tries_the_longest_tail_of_a_head_first():
+    """Step 3. After "abc" the string "abc" leaves one id behind its tail, "ab" would leave two."""
+    table = BreakerTable(ByteTokenizer(), ByteTokenizer().size)
+    history = np.frombuffer(b"xxabcx", np.uint8).astype(np.int32)
+    for strings in (["ab", "abc"], ["abc", "ab"]):
+        assert table.breakers(strings).limit(history[::-1], history) == 1
+    assert table.breakers(["ab"]).limit(history[::-1], history) == 2
+
+
 def test_a_vocabulary_is_read_once_and_strings_are_kept_to_a_bound():
     tokenizer = Named(WORDS, special={0})
     table = BreakerTable(tokenizer, 17)

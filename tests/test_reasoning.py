@@ -207,5 +207,30 @@ def test_a_block_that_the_template_opened(prompt, messages, is_open):
     assert split.inside == (THINK if is_open else None)
 
 
+def test_a_raw_prompt_opens_a_block_at_its_very_end_alone():
+    """T10. Nobody wrote a template here, so a marker further in front is a word of the text."""
+    for prompt in ("<think> is a marker. Why?", "<think>one", "Why? <think>\nOkay"):
+        assert reasoning_split("deepseek", template=TEMPLATE, prompt=prompt) == ReasoningSplit((THINK,))
+
+
+def test_a_users_last_words_open_no_block():
+    """T10: only the assistant's message is gone on with, also where no generation prompt follows the user's."""
+    for role, is_open in (("assistant", True), ("user", False), ("system", False)):
+        messages = [{"role": role, "content": "I mean <think>one"}]
+        split = reasoning_split("auto", template=TEMPLATE, prompt="I mean <think>one", messages=messages)
+        assert split == ReasoningSplit((THINK,), inside=THINK if is_open else None), role
+
+
+def test_of_several_pairs_the_one_that_is_opened_last_is_open():
+    """T8: a template may know more than one; the reply is inside the block that was left open, whatever their order."""
+    pairs = KNOWN_PAIRS[:3]
+    template = " ".join(pair.open for pair in pairs)
+    for opened in pairs:
+        for closed in pairs:
+            prompt = f"U: Why?\nA: {closed.open}one{closed.close}\n{opened.open}\n"
+            split = reasoning_split("auto", template=template, prompt=prompt, messages=USER)
+            assert split == ReasoningSplit(pairs, inside=opened)
+
+
 def test_nothing_said_is_nothing_split():
     assert ReasoningParser(ReasoningSplit((THINK,))).flush() == Released()
