@@ -20,6 +20,9 @@ from mlxcel.plugins.tokenizers import gguf_bpe
 from mlxcel.plugins.tokenizers.hf_json import surrounding_ids
 from mlxcel.plugins.tokenizers.library import LibraryTokenizer, spellings_by_id
 from mlxcel.plugins.tokenizers.pieces import decoder_table
+from mlxcel.plugins.tokenizers.sentencepiece import SentencePieceTokenizer
+from mlxcel.plugins.tokenizers.sentencepiece_model import SentencePieceModel
+from mlxcel.plugins.tokenizers.token_kinds import NORMAL, UNKNOWN, UNUSED
 from mlxcel.text.decode_window import MAX_CONTEXT, MAX_RUN, MAX_WAIT
 from mlxcel.text.detokeniser import Detokeniser
 
@@ -339,3 +342,39 @@ def test_the_default_model_keeps_the_space_of_its_first_word(smollm2_path: Path)
     tok = gguf_bpe.from_metadata(GgufCheckpoint(smollm2_path).assets["gguf"], smollm2_path)
     assert "".join(stream(tok, tok.encode(" Paris is 😀", add_special=False))) == " Paris is 😀"
     assert_law(tok, range(tok.size + 8))
+
+
+def test_a_token_without_text_does_not_begin_the_text() -> None:
+    """T2: the space that is dropped is that of the first token which has any text; an unused row has none."""
+    spelled = ["<unk>", "<unused0>", "▁x"]
+    model = SentencePieceModel(
+        "a test", spelled, [0.0, 0.0, -1.0], [UNKNOWN, UNUSED, NORMAL], False, True, False, charsmap=None
+    )
+    words = SentencePieceTokenizer(model, special_ids={}, eos_ids=frozenset(), prefix=[], suffix=[])
+    stream = Detokeniser(words)
+    assert [stream.push(token) for token in (1, 1, 2, 1, 2)] == ["", "", "x", "", " x"]
+    assert words.decode([1, 1, 2, 1, 2], skip_special=True) == "x x"
+
+
+class _Rewriting:
+    """Of a decoder that changes what stood before: "ab" becomes "c!"."""
+
+    byte_exact = False
+    size = 3
+
+    def is_special(self, token_id: int) -> bool:
+        return False
+
+    def token_text(self, token_id: int) -> str:
+        return "abd"[token_id]
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool) -> str:
+        return "".join(map(self.token_text, ids)).replace("ab", "c!")
+
+
+def test_a_text_that_no_longer_begins_as_shown_waits() -> None:
+    """T4: what was shown is final, and what does not follow from it is not shown before the end."""
+    rewriting: Any = _Rewriting()
+    stream = Detokeniser(rewriting)
+    assert [stream.push(token) for token in (2, 0, 1, 2)] == ["d", "a", "", ""]
+    assert stream.flush() == "!d"
