@@ -48,6 +48,22 @@ def test_h_k1_a_preempted_request_has_no_gap_and_no_repeat(kind, cache):
     assert it.all_free()
 
 
+@pytest.mark.parametrize("ticks", range(38, 44))
+def test_h_k1_pages_that_a_victim_shared_with_the_cache_come_free_too(ticks):
+    """C23: the prompt of a later row is kept as soon as it is computed, and then the cache has every page of that row.
+    The first row, which needs one more, must get it once the later one gave way."""
+    it = served(store="paged", pages=8, slots=2, context=128, busy=48, options={"watermark": 0.0})
+    first = it.ask(LONG[0], max_tokens=88)
+    for _ in range(ticks):
+        it.tick()
+    prompt = random_ids(48, seed=7)  # three whole pages; the first row is about to take its sixth of eight
+    later = it.ask(prompt, max_tokens=60)
+    it.run()
+    assert said(first)[0] == alone(LONG[0], max_tokens=88)
+    assert said(later)[0] == alone(prompt, max_tokens=60)
+    assert it.all_free()
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 6, 12])
 def test_h_k3_a_client_that_leaves_frees_its_row_in_every_phase(store, ticks):
@@ -92,7 +108,7 @@ def test_h_k7_the_overflow_is_answered_before_the_next_step():
         try:
             replies.append(it.ask(LONG[1], max_tokens=5))
         except QueueFull as error:
-            refused.append((error.code, error.retry_after >= 1))
+            refused.append((error.code, error.values["retry_after"] >= 1))
     assert (len(replies), refused) == (3, [("queue_full", True)] * 7)
     assert it.scheduler.stats().steps_total.total() == steps
     it.run()

@@ -87,11 +87,17 @@ class Reservation:
         """Pages that the prompt cache alone holds, until these do or there are none."""
         for phase in {"piece" if isinstance(part, Piece) else "decode" for _, part in work}:
             self._counters.kv_reserve_failures_total[phase] += 1
-        while self._cache is not None and self._cache.reclaim(self._shortage(work)):
-            self._counters.reclaims_total["cache"] += 1
+        while self._reclaimed(work):
             if self._try(work):
                 return True
         return False
+
+    def _reclaimed(self, work: list[Work]) -> bool:
+        """Whether the prompt cache let go of a page that `work` lacks."""
+        if self._cache is None or not self._cache.reclaim(self._shortage(work)):
+            return False
+        self._counters.reclaims_total["cache"] += 1
+        return True
 
     def _shortage(self, work: list[Work]) -> int:
         """Pages that `work` lacks, at least 1; a shared tail that must be copied is not counted."""
@@ -108,6 +114,8 @@ class Reservation:
             if id(row) in gone:
                 continue
             while not self._try([*kept, (row, part)]):
+                if self._reclaimed([*kept, (row, part)]):  # a victim shared pages with the cache
+                    continue
                 others = [other for other in seated if id(other) not in gone and other is not row]
                 victim = self._victim(row, others)
                 if victim is None:
