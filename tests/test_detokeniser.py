@@ -344,16 +344,20 @@ def test_the_default_model_keeps_the_space_of_its_first_word(smollm2_path: Path)
     assert_law(tok, range(tok.size + 8))
 
 
-def test_a_token_without_text_does_not_begin_the_text() -> None:
-    """T2: the space that is dropped is that of the first token which has any text; an unused row has none."""
+@pytest.mark.parametrize("removes_spaces", [False, True])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_token_without_text_does_not_begin_the_text(prefix: bool, removes_spaces: bool) -> None:
+    """T2: the space that is dropped is that of the first token which has any text; an unused row has none. It is
+    dropped where a model adds one, and where it takes spaces away from the ends of a text."""
     spelled = ["<unk>", "<unused0>", "▁x"]
     model = SentencePieceModel(
-        "a test", spelled, [0.0, 0.0, -1.0], [UNKNOWN, UNUSED, NORMAL], False, True, False, charsmap=None
+        "a test", spelled, [0.0, 0.0, -1.0], [UNKNOWN, UNUSED, NORMAL], False, prefix, removes_spaces, charsmap=None
     )
     words = SentencePieceTokenizer(model, special_ids={}, eos_ids=frozenset(), prefix=[], suffix=[])
     stream = Detokeniser(words)
-    assert [stream.push(token) for token in (1, 1, 2, 1, 2)] == ["", "", "x", "", " x"]
-    assert words.decode([1, 1, 2, 1, 2], skip_special=True) == "x x"
+    first = "x" if prefix or removes_spaces else " x"
+    assert [stream.push(token) for token in (1, 1, 2, 1, 2)] == ["", "", first, "", " x"]
+    assert words.decode([1, 1, 2, 1, 2], skip_special=True) == f"{first} x"
 
 
 class _Rewriting:

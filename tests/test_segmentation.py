@@ -228,3 +228,11 @@ def test_a_damaged_table_is_refused_or_harmless(blob: bytes, text: str) -> None:
         except ValueError:
             continue
         assert isinstance(charsmap(text), str)
+
+
+def test_a_best_path_by_hand() -> None:
+    """Ties with an unknown character, the bonus of a user-defined piece, and sums that float32 rounds."""
+    assert Unigram({"a": 10.0, "ab": -1.0})("ab") == ["ab"]  # a and an unknown b: 10 - 11, as much as ab
+    assert Unigram({"x": 0.08, "y": 0.04}, ["xy"])("xy") == ["x", "y"]  # xy counts 0.1 * (2 - 1)
+    assert Unigram({"x": 0.06, "y": 0.03}, ["xy"])("xy") == ["xy"]
+    assert Unigram({"a": 2.0**24, "b": 1.0, "ab": 2.0**24})("ab") == ["ab"]  # 2**24 + 1 is 2**24
