@@ -206,6 +206,12 @@ def test_h_l1_an_unknown_rope_is_refused_by_name(key, kind):
     assert repr(kind) in caught.value.message
 
 
+def test_h_l1_a_factor_that_no_type_explains_is_refused():
+    with pytest.raises(CheckpointError, match="factor = 2.0: it must be 1 or left out where no rope_type says"):
+        hf(scaling={"factor": 2.0})
+    assert hf(scaling={"factor": 1.0}) == hf(scaling={"rope_type": "default"})
+
+
 @pytest.mark.parametrize("key", ["llama_4_scaling_beta", "alpha", "short_mscale", "attn_factor", "no_such"])
 def test_h_l1_a_key_that_nobody_reads_is_refused(key):
     """Rule 2: effect or refusal. Each of the first four changes the numbers in the model that has it."""
