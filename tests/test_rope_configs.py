@@ -207,7 +207,7 @@ def test_h_l1_an_unknown_rope_is_refused_by_name(key, kind):
 
 
 def test_h_l1_a_factor_that_no_type_explains_is_refused():
-    with pytest.raises(CheckpointError, match="factor = 2.0: it must be 1 or left out where no rope_type says"):
+    with pytest.raises(CheckpointError, match=r"factor = 2\.0: it must be 1 or left out where no rope_type says"):
         hf(scaling={"factor": 2.0})
     assert hf(scaling={"factor": 1.0}) == hf(scaling={"rope_type": "default"})
 
