@@ -131,7 +131,7 @@ def test_windows_and_another_machine(cli: Cli, tmp_path: Path) -> None:
     fit = found["fit"]
     assert fit["kv_budget_bytes"] == int(0.9 * GIB) - 536_196_352 - fit["workspace_bytes"]
     assert (fit["fits"], fit["parallel"], fit["context"]) == (True, 4, 32768), "rows share one pool of pages"
-    assert 32768 * 3072 + 4 * 41_287_680 <= fit["kv_budget_bytes"]
+    assert fit["kv_budget_bytes"] >= 32768 * 3072 + 4 * 41_287_680
     assert fit["rows_at_full_context"] == 2
     assert answer(cli, folder, *asked, "--prefill-chunk", 256)["kv"]["window_per_row"] == 896 * 15_360
 
