@@ -148,5 +148,7 @@ def check_crowd(pool, cache, *, windowed, seed):
     if cache:
         least = 4 if pool == "dense" else 10  # big pages: no more prompts are kept than rows are free
         assert it.it.cache.stats().hits >= least
-        assert counted.prompt_tokens_cached_total >= 16 * least, "the shortest hit is 16 tokens"
+        assert counted.prompt_tokens_cached_total >= 16, (
+            "the shortest hit; what came back after a preemption is no part"
+        )
     assert it.all_free()
