@@ -103,7 +103,7 @@ def test_names_that_are_not_there(cli: Cli, model: Path) -> None:
     run = ("generate", model, "-p", "x")
     refused(cli, 2, "generate", "smollm2-135m", "-p", "x", says=("smollm2-135m-instruct",))
     refused(cli, 2, *run, "--backend", "numpy", says=("numpy", "reference-numpy"))
-    refused(cli, 2, *run, "--kv-storage", "paged", says=("paged", "dense"))
+    refused(cli, 2, *run, "--kv-storage", "pages", says=("pages", "dense", "paged"))
     refused(cli, 2, *run, "--sampler", "chan", says=("chain",))
     refused(cli, 3, *run, "--device", "cuda", says=("cuda", "mlxcel[cuda13]"))
     refused(cli, 3, *run, "--device", "cuda", "--backend", "reference-numpy", says=("cuda",))
