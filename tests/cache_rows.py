@@ -2,12 +2,15 @@
 
 import attrs
 import numpy as np
+import pytest
 from layered_family import Layered, layered_checkpoint
-from real_engine import Real, real_engine
+from real_engine import KeepingBackend, Real, real_engine
 
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.plan import Decode
+from mlxcel.core.prefix import Reject
 from mlxcel.core.request import SequenceSpec
+from mlxcel.errors import AdoptError
 from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.kv.kept_pages import CacheLimits
 from mlxcel.plugins.kv.paged import PagedKV
@@ -135,3 +138,48 @@ def step_all(engine, rows):
     parts = [Decode(row) for row in rows]
     engine.reserve(parts)
     return engine.collect(engine.submit(parts))
+
+
+IDS = ids_of(150)
+STEPS = 5
+"""The row that tests hand over, and how many tokens it draws."""
+
+
+def finished(made, ids=IDS, steps=STEPS, **options):
+    """A row that ended, open still."""
+    row = made.engine.open(made.spec(ids, max_tokens=steps, **options))
+    outcome = made.engine.prefill(row, made.plan(ids))
+    while outcome.cause is None:
+        outcome = made.engine.step([row])[0]
+    return row
+
+
+def detached(made, length=None, ids=IDS, **options):
+    row = finished(made, ids, **options)
+    prefix = made.engine.detach(row, length)
+    made.engine.close(row)
+    return prefix
+
+
+def go_on(made, row, plan):
+    outcome = made.engine.prefill(row, plan)
+    while outcome.cause is None:
+        assert outcome.error is None, outcome.error
+        outcome = made.engine.step([row])[0]
+    return made.real.close(row)
+
+
+def refusal(call):
+    """Why a prefix was not adopted."""
+    with pytest.raises(AdoptError) as caught:
+        call()
+    assert caught.value.code == caught.value.reason
+    return Reject(caught.value.reason)
+
+
+class AtR1(KeepingBackend):
+    """Says that it is at R1, with pieces of 16."""
+
+    @property
+    def caps(self):
+        return attrs.evolve(super().caps, level="R1", mixed_steps=False, r1_tokens=16)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from plugin_doubles import Installer
+from source_doubles import make_wheel
 
 # A change must pass or fail by itself: in CI the drawn examples are the same in every run, elsewhere they are new ones.
 settings.register_profile("ci", derandomize=True)
@@ -70,3 +71,34 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ins
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """The empty folder that a model source fetches into."""
+    folder = tmp_path / "target"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """The small wheel of a model, for a pip that is a double."""
+    return make_wheel(tmp_path / "pip")
+
+
+@pytest.fixture
+def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The real pip with a folder of wheels as its only index, and its own temporary and cache folders."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    house = tmp_path / "wheelhouse"
+    house.mkdir()
+    for folder in ("tmp", "cache"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(house))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
+    return house

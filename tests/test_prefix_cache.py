@@ -1,14 +1,13 @@
 """The prompt cache (docs/spec/engine.md 8): a hit is the very bits of a miss, and what is kept is what may be."""
 
-import attrs
 import family_vectors
 import numpy as np
 import pytest
-from cache_rows import STORES, caching, ids_of
+from cache_rows import STORES, AtR1, caching, ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_family import layered_checkpoint
-from real_engine import KeepingBackend, assert_same_bits
+from real_engine import assert_same_bits
 
 from mlxcel.core.plan import Decode
 from mlxcel.core.prefix import KVKey, ModelIdentity, Reject
@@ -21,12 +20,6 @@ from mlxcel.plugins.kv.prefix_index import PrefixIndex, blake2b
 PROMPT = ids_of(70)
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "dry_multiplier": 0.8, "dry_sequence_breakers": ()}
 SEEDED = {"temperature": 0.9, "seed": 7, "top_p": 0.95}
-
-
-class AtR1(KeepingBackend):
-    @property
-    def caps(self):
-        return attrs.evolve(super().caps, level="R1", mixed_steps=False, r1_tokens=16)
 
 
 @pytest.fixture(params=STORES)

