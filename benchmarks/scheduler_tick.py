@@ -3,9 +3,9 @@
     python benchmarks/scheduler_tick.py [--rows 128] [--ticks 200] [--rounds 5] [--json FILE] [--profile]
 
 The script's own part, its logits and the draw from them over V, stands for the device: its submit and read are taken
-off. What is left is the scheduler's, and the engine's own (reserve, pack, resolve, text), which any client pays.
-It is the processor time of the thread that counts, and sides run in interleaved rounds, so that a busy machine
-slows all of them alike.
+off. What is left is the scheduler's, and the engine's own (reserve, pack, resolve, text), which any client pays:
+told apart by call. It is the processor time of the thread that counts, and sides run in interleaved rounds, so that a
+busy machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -32,18 +32,41 @@ from mlxcel.core.scheduler_settings import SchedulerSettings
 from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
+from mlxcel.testing.faults import FaultPlan
 from mlxcel.testing.scripted import scripted_engine
 
-ENGINE_CALLS = ("reserve", "submit", "collect")
+ENGINE_CALLS = {"reserve": None, "submit": "submit", "collect": "read"}
+"""What the scheduler calls, each with the call of the device within it."""
+
+ROWS = {
+    "greedy": SamplingParams(temperature=0, seed=0),
+    "sampled": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=0),
+}
 
 
-@attrs.define
+class Faultless(FaultPlan):
+    """The parts as they are, without the wrappers that could let one fail."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def _itself(self, part: Any) -> Any:
+        return part
+
+    backend = kv = sampler = finish = stream = _itself
+
+
 class Meter:
-    """Processor seconds inside calls that are wrapped; what the device spends does not count as the engine's."""
+    """Processor seconds inside the calls of the engine, each without the device's call in it, and in that."""
 
-    spent: dict[str, float] = attrs.field(factory=lambda: {"device": 0.0, "engine": 0.0})
+    def __init__(self, engine: Any, device: Any) -> None:
+        self.spent = dict.fromkeys((*ENGINE_CALLS, "device"), 0.0)
+        for name, inside in ENGINE_CALLS.items():
+            self._wrap(engine, name, name, None)
+            if inside is not None:
+                self._wrap(device, inside, "device", name)
 
-    def wrap(self, place: Any, name: str, side: str) -> None:
+    def _wrap(self, place: Any, name: str, side: str, outside: str | None) -> None:
         inner: Callable[..., Any] = getattr(place, name)
 
         def timed(*arguments: Any) -> Any:
@@ -53,8 +76,8 @@ class Meter:
             finally:
                 took = time.thread_time() - begun
                 self.spent[side] += took
-                if side == "device":
-                    self.spent["engine"] -= took  # every call of the device is made within one of the engine
+                if outside is not None:
+                    self.spent[outside] -= took
 
         setattr(place, name, timed)
 
@@ -62,16 +85,16 @@ class Meter:
 class Serving:
     """`rows` rows that decode, each behind `history` positions, with V = `vocab`."""
 
-    def __init__(self, rows: int, history: int, vocab: int, ticks: int) -> None:
+    def __init__(self, rows: int, history: int, vocab: int, ticks: int, params: SamplingParams) -> None:
         tokenizer = ByteTokenizer()
         script = [97] * (ticks + 100)
-        self.meter = Meter()
         self.it = scripted_engine(
             lambda spec: script,
             tokenizer=tokenizer,
             vocab=vocab,
             context=history + len(script),
             slots=rows,
+            faults=Faultless(),
             kv_store=PagedKV,
         )
         engine = self.it.engine
@@ -83,18 +106,15 @@ class Serving:
         prompt = np.full(history, 98, np.int32)
         self.replies: list[Reply] = []
         for index in range(rows):
-            params = SamplingParams(temperature=0, seed=0)
             self.replies.append(self.scheduler.submit(Request((SequenceSpec(str(index), prompt, params),))))
-        for name in ("submit", "read"):
-            self.meter.wrap(self.it.backend, name, "device")
-        for name in ENGINE_CALLS:
-            self.meter.wrap(engine, name, "engine")
+        self.meter = Meter(engine, self.it.backend)
         for _ in range(5):
             self.scheduler.tick()
 
     def milliseconds(self, ticks: int) -> dict[str, float]:
-        """Of one tick: the scheduler's own part, the engine's, and both."""
-        self.meter.spent = {"device": 0.0, "engine": 0.0}
+        """Of one tick: the scheduler's own part, each call of the engine, and all of it."""
+        spent = self.meter.spent
+        spent.update(dict.fromkeys(spent, 0.0))
         total = 0.0
         for _ in range(ticks):
             begun = time.thread_time()
@@ -103,9 +123,9 @@ class Serving:
             for reply in self.replies:  # clients read on threads of their own
                 while reply.get(0) is not None:
                     pass
-        total -= self.meter.spent["device"]
-        engine = self.meter.spent["engine"]
-        figures = {"scheduler": total - engine, "engine": engine, "both": total}
+        calls = {name: spent[name] for name in ENGINE_CALLS}
+        total -= spent["device"]
+        figures = {"scheduler": total - sum(calls.values()), **calls, "all": total}
         return {name: 1000 * seconds / ticks for name, seconds in figures.items()}
 
 
@@ -117,10 +137,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true", help="where one side spends its time, by function")
     given = parser.parse_args()
-    sides = {"V=320, history 16": (16, 320), "V=32000, history 16": (16, 32000), "V=320, history 4096": (4096, 320)}
+    sides = {
+        "V=320, history 16": (16, 320, "greedy"),
+        "V=320, history 16, sampled": (16, 320, "sampled"),
+        "V=32000, history 16": (16, 32000, "greedy"),
+        "V=320, history 4096": (4096, 320, "greedy"),
+    }
     runs = {
-        name: Serving(given.rows, history, vocab, given.ticks * given.rounds)
-        for name, (history, vocab) in sides.items()
+        name: Serving(given.rows, history, vocab, given.ticks * given.rounds, ROWS[kind])
+        for name, (history, vocab, kind) in sides.items()
     }
     if given.profile:
         profile = cProfile.Profile()
@@ -135,7 +160,7 @@ def main() -> None:
     for name, found in rounds.items():
         medians = {part: round(statistics.median(each[part] for each in found), 4) for part in found[0]}
         record["milliseconds_a_tick"][name] = medians
-        print(f"{name:22}" + "".join(f"  {part} {value:6.3f} ms" for part, value in medians.items()))
+        print(f"{name:27}" + "".join(f"  {part} {value:6.3f} ms" for part, value in medians.items()))
     if given.json:
         given.json.write_text(json.dumps(record, indent=1) + "\n")
 
