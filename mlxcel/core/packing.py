@@ -8,41 +8,69 @@ import numpy as np
 
 from mlxcel.core.kv import KVStore
 from mlxcel.core.parts import scoring
-from mlxcel.core.plan import CARRY, Decode, Part, SamplingArrays, StepPlan
+from mlxcel.core.plan import CARRY, Part, Piece, SamplingArrays, StepPlan
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.sequence import Sequence
 from mlxcel.errors import CapacityError
 
+PageCopy = tuple[int, int, int]
+
 
 def pack_step(
-    rows: Listing[Sequence], parts: Listing[Part], drawing: Listing[bool], *, kv: KVStore, sampler: Sampler
+    rows: Listing[Sequence],
+    parts: Listing[Part],
+    lengths: Listing[int],
+    drawing: Listing[bool],
+    copies: Listing[PageCopy],
+    *,
+    kv: KVStore,
+    sampler: Sampler,
 ) -> StepPlan:
-    """One forward over S parts, T tokens, R drawing rows. Tokens of a row are contiguous, rows in the order given."""
-    tokens = [_token_ids(row, part) for row, part in zip(rows, parts, strict=True)]
-    starts = [row.stored + row.fed for row in rows]
-    query_start = np.cumsum([0, *(len(ids) for ids in tokens)], dtype=np.int32)
-    seq_lens = np.array([start + len(ids) for start, ids in zip(starts, tokens, strict=True)], np.int32)
-    tables = [_page_table(row, int(length), kv) for row, length in zip(rows, seq_lens, strict=True)]
-    page_tables = np.full((len(rows), max(len(table) for table in tables)), -1, np.int32)
-    for place, table in enumerate(tables):
-        page_tables[place, : len(table)] = table
+    """One forward over S parts of `lengths` tokens, R of them `drawing`, behind the page `copies` that it needs.
+    Tokens of a row are contiguous, rows in the order given. Arrays are new, and each is made at once: this runs between
+    two steps of the device."""
+    at = [row.stored + row.fed for row in rows]
+    starts, widths = np.array(at, np.int32), np.array(lengths, np.int32)
+    query_start = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(widths, out=query_start[1:])
+    seq_lens = starts + widths
     logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, seq_lens, sampler)
+    positions = np.repeat(starts - query_start[:-1], widths)
+    positions += np.arange(len(positions), dtype=np.int32)
     return StepPlan(
-        token_ids=np.concatenate(tokens),
-        positions=np.concatenate(
-            [np.arange(start, start + len(ids), dtype=np.int32) for start, ids in zip(starts, tokens, strict=True)]
-        ),
+        token_ids=_token_ids(rows, parts, at, query_start),
+        positions=positions,
         query_start=query_start,
         seq_lens=seq_lens,
-        page_tables=page_tables,
+        page_tables=_page_tables(rows, seq_lens, kv),
         slots=np.array([row.slot for row in rows], np.int32),
         state_copies=np.array([(row.steps + row.ahead) % 2 for row in rows], np.int32),
         sequence_ids=np.array([row.id for row in rows], np.int64),
         logits_rows=logits_rows,
         draw_rows=draw_rows,
         sampling=sampling,
-        page_copies=_page_copies(rows, kv),
+        page_copies=np.array(copies, np.int32).reshape(-1, 3),
     )
+
+
+def _token_ids(
+    rows: Listing[Sequence], parts: Listing[Part], starts: Listing[int], query_start: np.ndarray
+) -> np.ndarray:
+    """int32 [T] that the parts feed. The newest token of a row whose draw is in flight is known to the device alone."""
+    pieces = [place for place, part in enumerate(parts) if isinstance(part, Piece)]
+    if not pieces:
+        return np.array([_token_id(row, at) for row, at in zip(rows, starts, strict=True)], np.int32)
+    ids = np.empty(query_start[-1], np.int32)
+    for place, (row, part, at) in enumerate(zip(rows, parts, starts, strict=True)):
+        begin, end = query_start[place : place + 2]
+        ids[begin:end] = part.plan.token_ids(part.index) if isinstance(part, Piece) else _token_id(row, at)
+    return ids
+
+
+def _token_id(row: Sequence, at: int) -> int:
+    """The id at a position behind the prompt, CARRY where its draw is in flight."""
+    place = at - row.prompt_length
+    return row.output[place] if place < len(row.output) else CARRY
 
 
 def _asked(
@@ -60,35 +88,40 @@ def _asked(
         behind = rows[0].tokens(first + 1, first + 1 + count)
         logits_rows = np.arange(count, dtype=np.int32) + np.int32(first - rows[0].stored - rows[0].fed)
         return logits_rows, np.zeros(count, np.int32), sampler.pack_scores(behind, asked.top)
-    draw_rows = np.flatnonzero(np.asarray(drawing, bool)).astype(np.int32)
+    draw_rows = np.flatnonzero(np.array(drawing, bool)).astype(np.int32)
+    drawn = [row for row, draw in zip(rows, drawing, strict=True) if draw]
     sampling = sampler.pack(
-        [rows[int(r)].sampler_state for r in draw_rows],
-        [int(seq_lens[r]) for r in draw_rows],
-        [rows[int(r)].drawing > 0 for r in draw_rows],
+        [row.sampler_state for row in drawn], seq_lens[draw_rows].tolist(), [row.drawing > 0 for row in drawn]
     )
     return query_start[1:][draw_rows] - 1, draw_rows, sampling
 
 
-def _page_copies(rows: Listing[Sequence], kv: KVStore) -> np.ndarray:
-    """int32 [N, 3] of the rows whose reservation needs a page of their own."""
-    copies = [copy for row in rows if (copy := kv.page_copy(row.id)) is not None]
-    return np.array(copies, np.int32).reshape(-1, 3)
+def _page_tables(rows: Listing[Sequence], seq_lens: np.ndarray, kv: KVStore) -> np.ndarray:
+    """int32 [S, P] of rows that will hold `seq_lens` positions (spec E5), -1 behind a row's last page. A wrong page
+    would be written to another row."""
+    tables = [kv.page_table(row.id) for row in rows]
+    held = np.array([len(table) for table in tables], np.int32)
+    pages = np.concatenate(tables)
+    if (held * kv.page_size < seq_lens).any() or pages.min() < 0 or pages.max() >= kv.num_pages:
+        raise _wrong_table(rows, tables, seq_lens, kv)
+    most = held.max()
+    if len(pages) == len(rows) * most:
+        return pages.reshape(len(rows), most).astype(np.int32, copy=False)
+    packed = np.full((len(rows), most), -1, np.int32)
+    packed[np.arange(most) < held[:, None]] = pages
+    return packed
 
 
-def _page_table(row: Sequence, length: int, kv: KVStore) -> np.ndarray:
-    """int32 [P] of a row that will hold `length` positions (spec E5). A wrong page would be written to another row."""
-    table = kv.page_table(row.id)
-    if len(table) * kv.page_size < length or table.min() < 0 or table.max() >= kv.num_pages:
-        raise CapacityError(
-            f"sequence {row.id}: the KV store {kv.name!r} gives {length} positions the pages {table.tolist()}, "
-            f"of {kv.num_pages} pages of {kv.page_size}"
-        )
-    return table
-
-
-def _token_ids(row: Sequence, part: Part) -> np.ndarray:
-    """int32 ids a part feeds. The newest token of a row whose draw is in flight is known to the device alone."""
-    if not isinstance(part, Decode):
-        return part.plan.token_ids(part.index)
-    at = row.stored + row.fed
-    return row.tokens(at, at + 1) if at < row.length else np.array([CARRY], np.int32)
+def _wrong_table(
+    rows: Listing[Sequence], tables: Listing[np.ndarray], seq_lens: np.ndarray, kv: KVStore
+) -> CapacityError:
+    """What is said of the first row whose table is of no use."""
+    row, table, length = next(
+        (row, table, int(length))
+        for row, table, length in zip(rows, tables, seq_lens, strict=True)
+        if len(table) * kv.page_size < length or table.min() < 0 or table.max() >= kv.num_pages
+    )
+    return CapacityError(
+        f"sequence {row.id}: the KV store {kv.name!r} gives {length} positions the pages {table.tolist()}, "
+        f"of {kv.num_pages} pages of {kv.page_size}"
+    )

@@ -157,6 +157,8 @@ class StepPlan:
     sampling: SamplingArrays
     page_copies: np.ndarray = attrs.field(factory=lambda: np.zeros((0, 3), np.int32))
     """[N, 3] int32: from page, to page, how many positions; made before the forward (spec V5)"""
+    pieces: np.ndarray = attrs.field(default=attrs.Factory(lambda plan: np.diff(plan.query_start) > 1, takes_self=True))
+    """[S] bool: rows fed by a piece of a plan, which may be one token long, and not by a decode"""
 
     @property
     def num_tokens(self) -> int:
@@ -253,7 +255,7 @@ class Scores:
         return tuple(each for each in found if each is not None)
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)  # made for each token: without slots that is twice as fast
 class RowOutcome:
     """What one part of a step did to its row. `error` and `cause` exclude each other (spec E10)."""
 
