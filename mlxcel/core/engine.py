@@ -14,27 +14,25 @@ import numpy as np
 
 from mlxcel.core.backend import Backend, BackendCaps, Level
 from mlxcel.core.engine_parts import EngineParts
-from mlxcel.core.finish import Ending, Finish, Resolution
+from mlxcel.core.finish import Ending, Finish
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.kv_calls import KVCalls
 from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
-from mlxcel.core.parts import check_parts, draws, part_length
+from mlxcel.core.parts import check_parts, part_length
 from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Scores, Span, StepReport, StepResult, Ticket
+from mlxcel.core.reserved import Reserved
+from mlxcel.core.resolving import Resolving
 from mlxcel.core.rows import Rows
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.score import score
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
 from mlxcel.core.settings import EngineSettings
-from mlxcel.core.step import Step, as_fault, check_result, last_outcome, part_scores, row_status
+from mlxcel.core.step import Step, as_fault, check_result, last_outcome
 from mlxcel.errors import (
     BackendFault,
     BatchShapeError,
     EngineUnhealthy,
-    MlxcelError,
-    NoTokenAllowed,
-    NumericFault,
-    RowFault,
 )
 
 log = logging.getLogger("mlxcel.engine")
@@ -67,6 +65,7 @@ class Engine(KVCalls):
         self._settings = settings
         self._observers = observers or Observers(())
         super().__init__(Rows(EngineParts(backend, kv_spec, kv, sampler, finish, settings)), kv)
+        self._resolving = Resolving(self._rows, sampler, finish)
         self._steps: deque[Step] = deque()
         self._next_ticket = 1
         self._faults_in_a_row = 0
@@ -127,6 +126,7 @@ class Engine(KVCalls):
         row = self._rows.get(sequence_id)
         if row.ended:
             return last_outcome(row)
+        self._rows_change()
         tail = self._finish.flush(row.finish_state)
         row.state, row.ending = SequenceState.FINISHED, Ending(cause)
         return RowOutcome(row.id, text=tail.text, reasoning=tail.reasoning, cause=cause)
@@ -136,6 +136,7 @@ class Engine(KVCalls):
         row = self._rows.find(sequence_id)
         if row is None:
             return False
+        self._rows_change()
         row.closing = True
         self._rows.forget_closed([row])
         return True
@@ -164,56 +165,56 @@ class Engine(KVCalls):
     def reserve(self, parts: Listing[Part]) -> None:
         """Reserve every position the parts will write, or none. Replaces a reservation that was not submitted."""
         self._check_healthy()
-        rows = self._check(parts)
+        rows, drawing = self._check(parts)
         self._reserved = None
         seated = self._rows.seat_all(rows)
         try:
-            self._kv.reserve([(row.id, part_length(part)) for row, part in zip(rows, parts, strict=True)])
+            self._kv.reserve([(part.sequence_id, part_length(part)) for part in parts])
         except BaseException:
             self._rows.unseat_all(seated)
             raise
-        self._reserved = tuple(parts)
+        self._reserved = Reserved(tuple(parts), rows, drawing)
 
     def submit(self, parts: Listing[Part]) -> Ticket:
         """Start one step over reserved parts. At most two steps are outstanding."""
         self._check_healthy()
-        rows = self._check(parts)
+        own, reserved = tuple(parts), self._reserved
+        if reserved is not None and reserved.checked and reserved.parts == own:
+            rows, drawing = reserved.rows, reserved.drawing
+        else:
+            rows, drawing = self._check(own)
         if len(self._steps) >= MAX_OUTSTANDING:
             raise BatchShapeError(f"{len(self._steps)} steps are in flight", hint="collect the oldest one first")
         if self._steps and not self._backend.caps.run_ahead:
             raise BatchShapeError("this backend runs one step at a time", hint="collect the step in flight first")
-        if tuple(parts) != self._reserved:
+        if reserved is None or reserved.parts != own:
             raise BatchShapeError(
                 "these parts are not the ones reserved", hint="call reserve(parts) with the same list"
             )
         self._reserved = None
-        drawing = tuple(draws(row, part) for row, part in zip(rows, parts, strict=True))
+        lengths = tuple(map(part_length, own))
         for ahead in self._steps:
             ahead.followed += rows
         handle: Any
-        copied = [row for row in rows if self._kv.page_copy(row.id) is not None]
+        copies = [(row, copy) for row in rows if (copy := self._kv.page_copy(row.id)) is not None]
         try:
-            plan = pack_step(rows, parts, drawing, kv=self._kv, sampler=self._sampler)
-            for row, part in zip(rows, parts, strict=True):
-                self._kv.advance(row.id, part_length(part))
+            pages = [copy for _, copy in copies]
+            plan = pack_step(rows, own, lengths, drawing, pages, kv=self._kv, sampler=self._sampler)
+            for row, length in zip(rows, lengths, strict=True):
+                self._kv.advance(row.id, length)
             handle = self._backend.submit(plan)
         except Exception as error:  # collect reports it, so that a step fails in one way whenever it fails
             log.debug("step %d was not started", self._next_ticket, exc_info=error)
             handle = as_fault(error)
         except BaseException:  # an interrupt: there was no step
             self._trim_all()
-            for row in copied:  # nobody knows whether its page was copied
+            for row, _ in copies:  # nobody knows whether its page was copied
                 self._rows.preempt(row)
             raise
-        ticket = Ticket(self._next_ticket, tuple(parts))
+        ticket = Ticket(self._next_ticket, own)
         self._next_ticket += 1
-        step = Step(ticket, handle, tuple(rows), drawing)
-        step.count(1)
-        for row, part in zip(rows, parts, strict=True):
-            row.in_flight += 1
-            row.written = max(row.written, row.stored + row.fed)
-            if isinstance(part, Piece):
-                row.state = SequenceState.PREFILLING
+        step = Step(ticket, handle, tuple(rows), lengths, drawing)
+        step.begin()
         self._steps.append(step)
         return ticket
 
@@ -225,6 +226,7 @@ class Engine(KVCalls):
         if not self._steps or self._steps[0].ticket is not ticket:
             raise BatchShapeError(f"ticket {ticket.number} is not the oldest step in flight")
         step = self._steps.popleft()
+        self._rows_change()
         for row in step.rows:
             row.in_flight -= 1
         if not step.lost:
@@ -281,13 +283,18 @@ class Engine(KVCalls):
 
     def _outcomes(self, step: Step) -> list[RowOutcome]:
         if step.lost:
-            return [self._drop(row) for row in step.rows]
+            return [self._resolving.drop(row) for row in step.rows]
         try:
             result = self._read(step)
         except Exception as error:
             log.debug("step %d failed", step.ticket.number, exc_info=error)
             return self._fail_step(step, as_fault(error))
-        return self._resolve_all(step, result)
+        self._faults_in_a_row = 0
+        outcomes = self._resolving.all(step, result)
+        self._observers.step_finished(
+            StepReport(step.ticket.number, step.ticket.parts, tuple(outcomes), step.tokens, result.routes)
+        )
+        return outcomes
 
     def _read(self, step: Step) -> StepResult:
         if isinstance(step.handle, BackendFault):
@@ -295,81 +302,6 @@ class Engine(KVCalls):
         result = self._backend.read(step.handle)
         check_result(result, step, vocab=self._settings.vocab)
         return result
-
-    def _resolve_all(self, step: Step, result: StepResult) -> list[RowOutcome]:
-        self._faults_in_a_row = 0
-        outcomes = []
-        place = 0
-        for row, part, draw in zip(step.rows, step.ticket.parts, step.drawing, strict=True):
-            outcomes.append(self._resolve(row, part, result, place if draw else None))
-            place += draw
-        self._observers.step_finished(
-            StepReport(step.ticket.number, step.ticket.parts, tuple(outcomes), step.tokens, result.routes)
-        )
-        return outcomes
-
-    def _resolve(self, row: Sequence, part: Part, result: StepResult, place: int | None) -> RowOutcome:
-        """Steps 3 to 9 of spec 1.3 for one row. `place` is its index among the drawing rows, None when it has none."""
-        if row.ended:
-            return self._drop(row)
-        status, position = row_status(row, part, result, place)
-        if status:
-            kind = NumericFault if status & 0xFF == 1 else NoTokenAllowed
-            words = self._sampler.fault(row.sampler_state, status)
-            return self._rows.fail(row, kind(f"sequence {row.id}: {words} at position {position}"))
-        if isinstance(part, Piece) and row.prefilled == row.stored:
-            row.prefilled += part_length(part)
-        row.stored += part_length(part)
-        row.steps += 1
-        row.rewindable = part_length(part)
-        if row.state is SequenceState.PREFILLING and row.stored >= row.prompt_length:
-            known = row.length - 1 if place is None else row.length
-            if row.stored >= known:
-                row.state = SequenceState.DECODING
-                self._finish.resume(row.finish_state)
-        if place is None:
-            return RowOutcome(row.id, scores=part_scores(part, result))
-        try:
-            token = int(result.tokens[place])
-            params = row.spec.params
-            logprobs = None
-            if params.logprobs is not None:
-                logprobs = result.token_logprobs(place, params.logprobs, linear=params.post_sampling_probs)
-            resolution = self._finish.resolve(row.finish_state, token)
-            self._commit(row, token, None if result.observed is None else float(result.observed[place]), resolution)
-        except Exception as error:
-            log.warning("sequence %d failed behind the forward", row.id, exc_info=error)
-            fault = error if isinstance(error, MlxcelError) else RowFault(f"sequence {row.id}: {error!r}")
-            return self._rows.fail(row, fault)
-        ending = resolution.ending
-        outcome = RowOutcome(
-            row.id,
-            token=token,
-            appended=resolution.appended,
-            text=resolution.released.text,
-            reasoning=resolution.released.reasoning,
-            cause=ending.cause if ending else None,
-            detail=ending.detail if ending else None,
-            logprobs=logprobs,
-        )
-        if ending is not None and row.in_flight == 0 and (short := self._rows.trim(row)) is not None:
-            return self._rows.fail(row, short, resolution.released)
-        return outcome
-
-    def _commit(self, row: Sequence, token: int, observed: float | None, resolution: Resolution) -> None:
-        if resolution.appended:
-            self._sampler.commit(row.sampler_state, token, observed)
-            row.output.append(token)
-        if resolution.ending is not None:
-            row.state, row.ending = SequenceState.FINISHED, resolution.ending
-
-    def _drop(self, row: Sequence) -> RowOutcome:
-        """A result that must not count: of a row that ended with this step in flight, whose position is taken back, or
-        of a step that was lost."""
-        row.rewindable = 0  # the older copy of recurrent state was written to
-        if row.state is SequenceState.FINISHED and row.in_flight == 0 and (short := self._rows.trim(row)) is not None:
-            return self._rows.fail(row, short)
-        return RowOutcome(row.id)
 
     def _trim_all(self) -> None:
         """Behind an interrupt: the KV store again counts what the rows count, and no reservation stands."""
@@ -393,7 +325,7 @@ class Engine(KVCalls):
         number, parts = step.ticket.number, step.ticket.parts
         self._faults_in_a_row += 1
         log.warning("step %d failed (%d in a row): %s", number, self._faults_in_a_row, fault)
-        outcomes = [self._drop(row) if row.ended else self._rows.fail(row, fault) for row in step.rows]
+        outcomes = [self._resolving.drop(row) if row.ended else self._rows.fail(row, fault) for row in step.rows]
         if not fault.kv_intact:
             self._lose_steps_ahead()
             self._rows.lose_kv()
@@ -408,17 +340,23 @@ class Engine(KVCalls):
         self._observers.step_finished(StepReport(number, parts, tuple(outcomes), 0, {}, fault))
         return outcomes
 
-    def _check(self, parts: Listing[Part]) -> list[Sequence]:
-        rows = [self._rows.get(part.sequence_id) for part in parts]
+    def _check(self, parts: Listing[Part]) -> tuple[list[Sequence], tuple[bool, ...]]:
+        """The rows of the parts, and which of them draw."""
+        rows = self._rows.get_all(parts)
         longest = self._settings.chunk if self._kv_spec.windowed else None
-        check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level, longest=longest)
-        for row, part in zip(rows, parts, strict=True):
-            if row.drawing and draws(row, part) and not self._sampler.closed(row.sampler_state):
+        drawing = check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level, longest=longest)
+        for row, draw in zip(rows, drawing, strict=True):
+            if row.drawing and draw and not self._sampler.closed(row.sampler_state):
                 raise BatchShapeError(
                     f"sequence {row.id}: its sampler must know the token in flight before the next draw",
                     hint="collect the step in flight first",
                 )
-        return rows
+        return rows, drawing
+
+    def _rows_change(self) -> None:
+        """A reservation stands, and `submit` looks at its parts anew."""
+        if self._reserved is not None:
+            self._reserved.checked = False
 
     def _check_idle(self) -> None:
         if self._steps:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from mlxcel.core.kv import KVStore
-from mlxcel.core.plan import Part
 from mlxcel.core.prefix import DetachedKV, KVKey
 from mlxcel.core.request import SequenceSpec
+from mlxcel.core.reserved import Reserved
 from mlxcel.core.rows import Rows
 from mlxcel.core.saved_prefix import SavedPrefix
 from mlxcel.core.sequence import SequenceState
@@ -20,7 +20,7 @@ class KVCalls(ABC):
     def __init__(self, rows: Rows, kv: KVStore) -> None:
         self._rows = rows
         self._kv = kv
-        self._reserved: tuple[Part, ...] | None = None  # parts whose positions are reserved
+        self._reserved: Reserved | None = None
 
     @abstractmethod
     def _check_healthy(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listing
 
-from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, Scoring, id_bytes
+from mlxcel.core.plan import Part, Piece, PrefillPlan, Scoring, id_bytes
 from mlxcel.core.sequence import Sequence, SequenceState
 from mlxcel.errors import BatchShapeError
 
@@ -16,28 +16,17 @@ def part_length(part: Part) -> int:
     return part.plan.pieces[part.index].length if isinstance(part, Piece) else 1
 
 
-def draws(row: Sequence, part: Part) -> bool:
-    """Whether a part draws a token (spec E22): a decode of the newest token, the terminal piece of a drawing plan."""
-    if isinstance(part, Piece):
-        return part.plan.draw and part.plan.is_terminal(part.index)
-    return row.stored + row.fed == newest(row)
-
-
 def scoring(part: Part) -> Scoring | None:
     """What a part scores. Such a part is alone in its step."""
     return part.plan.scoring_of(part.index) if isinstance(part, Piece) else None
 
 
-def newest(row: Sequence) -> int:
-    """Position of the row's newest token, those still being drawn included."""
-    return row.length - 1 + row.drawing
-
-
 def check_parts(
     rows: Listing[Sequence], parts: Listing[Part], *, mixed: bool, level: str, longest: int | None = None
-) -> None:
-    """BatchShapeError unless these parts make a step. Without `mixed` a piece must be alone in its step; with `longest`
-    it has no more tokens than that."""
+) -> tuple[bool, ...]:
+    """Which parts draw (spec E22): a decode of its row's newest token, the terminal piece of a drawing plan.
+    BatchShapeError unless these parts make a step. Without `mixed` a piece must be alone in its
+    step; with `longest` it has no more tokens than that."""
     if not parts:
         raise BatchShapeError("a step needs at least one part")
     if len({row.id for row in rows}) != len(rows):
@@ -46,9 +35,10 @@ def check_parts(
     pieces = sum(isinstance(part, Piece) for part in parts)
     if pieces and len(parts) > 1 and not mixed:
         raise BatchShapeError(f"at level {level} a piece runs in a step of its own, here are {len(parts)} parts")
+    drawing = []
     for row, part in zip(rows, parts, strict=True):
         if isinstance(part, Piece):
-            _check_piece(row, part)
+            drawing.append(_check_piece(row, part))
             if part.plan.scoring is not None:
                 _check_scoring(row, part.plan, len(parts))
             if longest is not None and part_length(part) > longest:
@@ -58,10 +48,11 @@ def check_parts(
                     hint="plan with the chunk of the engine",
                 )
         else:
-            _check_decode(row, part)
+            drawing.append(_check_decode(row))
+    return tuple(drawing)
 
 
-def _check_piece(row: Sequence, part: Piece) -> None:
+def _check_piece(row: Sequence, part: Piece) -> bool:
     plan, at = part.plan, row.stored + row.fed
     if row.state not in _STARTABLE:
         raise BatchShapeError(f"sequence {row.id} is {row.state.value} and takes no piece")
@@ -79,10 +70,12 @@ def _check_piece(row: Sequence, part: Piece) -> None:
         )
     if plan.length > row.length or id_bytes(row.tokens(0, plan.length)) != plan.ids:
         raise BatchShapeError(f"sequence {row.id}: the plan was built for other token ids")
-    if draws(row, part):
-        if plan.length != row.length:
-            raise BatchShapeError(f"sequence {row.id}: a plan that draws must end with the row's newest token")
-        _check_budget(row)
+    if not (plan.draw and plan.is_terminal(part.index)):
+        return False
+    if plan.length != row.length:
+        raise BatchShapeError(f"sequence {row.id}: a plan that draws must end with the row's newest token")
+    _check_budget(row)
+    return True
 
 
 def _check_scoring(row: Sequence, plan: PrefillPlan, parts: int) -> None:
@@ -97,17 +90,20 @@ def _check_scoring(row: Sequence, plan: PrefillPlan, parts: int) -> None:
         )
 
 
-def _check_decode(row: Sequence, part: Decode) -> None:
+def _check_decode(row: Sequence) -> bool:
     at = row.stored + row.fed
+    newest = row.prompt_length + len(row.output) - 1 + row.drawing  # those still being drawn included
     if row.ended:
         raise BatchShapeError(f"sequence {row.id} is {row.state.value} and takes no step")
     if at < row.prompt_length:
         missing = row.prompt_length - at
         raise BatchShapeError(f"sequence {row.id}: {missing} prompt tokens are not computed", hint="prefill it first")
-    if at > newest(row):
+    if at > newest:
         raise BatchShapeError(f"sequence {row.id} has no token at position {at} to feed")
-    if draws(row, part):
-        _check_budget(row)
+    if at < newest:
+        return False
+    _check_budget(row)
+    return True
 
 
 def _check_budget(row: Sequence) -> None:

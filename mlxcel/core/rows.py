@@ -12,7 +12,7 @@ from mlxcel.core.engine_parts import EngineParts
 from mlxcel.core.finish import Ending, Released
 from mlxcel.core.handover import check_prefix, check_unwind, kv_key, reach
 from mlxcel.core.kv import UNWIND
-from mlxcel.core.plan import RowOutcome
+from mlxcel.core.plan import Part, RowOutcome
 from mlxcel.core.prefix import DetachedKV, KVKey, Reject, StatePayload, refuse_adoption
 from mlxcel.core.prompt_ids import check_prompt
 from mlxcel.core.request import SequenceSpec
@@ -47,6 +47,16 @@ class Rows:
         if (row := self.find(sequence_id)) is None:
             raise UnknownSequence(sequence_id)
         return row
+
+    def get_all(self, parts: Iterable[Part]) -> list[Sequence]:
+        """As `get`, the row of each part."""
+        rows = []
+        for part in parts:
+            row = self._rows.get(part.sequence_id)
+            if row is None or row.closing:
+                raise UnknownSequence(part.sequence_id)
+            rows.append(row)
+        return rows
 
     # --- coming and going -------------------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ class SequenceState(StrEnum):
     FAILED = "failed"
 
 
+_FINISHED, _FAILED = SequenceState.FINISHED, SequenceState.FAILED  # members are slow to look up, and each token asks
+
+
 @attrs.define(eq=False)
 class Sequence:
     """A row. Two numbers never mix: positions stored in KV, and tokens produced."""
@@ -34,6 +37,7 @@ class Sequence:
     context: int  # N
     sampler_state: Any
     finish_state: Any
+    prompt_length: int = attrs.field(init=False)  # P
     state: SequenceState = SequenceState.OPEN
     output: list[int] = attrs.field(factory=list)
     stored: int = 0  # positions whose KV is valid and confirmed
@@ -51,14 +55,14 @@ class Sequence:
     error: Exception | None = None
     closing: bool = False  # close() was called with a step in flight
 
-    @property
-    def prompt_length(self) -> int:
-        """P."""
+    @prompt_length.default
+    def _prompt_length(self) -> int:
         return len(self.spec.prompt_ids)
 
     @property
     def ended(self) -> bool:
-        return self.state in (SequenceState.FINISHED, SequenceState.FAILED)
+        state = self.state
+        return state is _FINISHED or state is _FAILED
 
     @property
     def length(self) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from mlxcel.core.parts import part_length, scoring
-from mlxcel.core.plan import Part, RowOutcome, Scores, Scoring, StepResult, Ticket
-from mlxcel.core.sequence import Sequence
+from mlxcel.core.parts import scoring
+from mlxcel.core.plan import Part, Piece, RowOutcome, Scores, Scoring, StepResult, Ticket
+from mlxcel.core.sequence import Sequence, SequenceState
 from mlxcel.errors import BackendFault
 
 
@@ -20,6 +20,7 @@ class Step:
     ticket: Ticket
     handle: Any  # the backend's own, or the BackendFault that kept it from starting
     rows: tuple[Sequence, ...]
+    lengths: tuple[int, ...]  # tokens of each part
     drawing: tuple[bool, ...]
     followed: list[Sequence] = attrs.field(factory=list)  # rows of a step started behind it, or interrupted in that
     lost: bool = False  # an older step took its KV or its input away: nothing of it may be believed
@@ -27,7 +28,7 @@ class Step:
     @property
     def tokens(self) -> int:
         """T."""
-        return sum(part_length(part) for part in self.ticket.parts)
+        return sum(self.lengths)
 
     @property
     def scoring(self) -> Scoring | None:
@@ -41,10 +42,21 @@ class Step:
 
     def count(self, sign: int) -> None:
         """Add to the numbers of its rows what this step feeds and draws (1), or take it back (-1)."""
-        for row, part, draw in zip(self.rows, self.ticket.parts, self.drawing, strict=True):
-            row.fed += sign * part_length(part)
+        for row, length, draw in zip(self.rows, self.lengths, self.drawing, strict=True):
+            row.fed += sign * length
             row.drawing += sign * draw
             row.ahead += sign
+
+    def begin(self) -> None:
+        """It is in flight: its rows know of it."""
+        self.count(1)
+        for row, part in zip(self.rows, self.ticket.parts, strict=True):
+            row.in_flight += 1
+            end = row.stored + row.fed
+            if end > row.written:
+                row.written = end
+            if isinstance(part, Piece):
+                row.state = SequenceState.PREFILLING
 
     def lose(self) -> None:
         """Its rows are where they were before it; its result will be dropped."""
@@ -75,15 +87,12 @@ def check_result(result: StepResult, step: Step, *, vocab: int) -> None:
             raise BackendFault(f"the step scored no {rows} positions with the {top} best ids of each")
 
 
-def row_status(row: Sequence, part: Part, result: StepResult, place: int | None) -> tuple[int, int]:
-    """The status word of a part, and the position whose token its logits were for. `place` is its index among the
-    drawing rows. Of positions that are scored the first that failed counts; a part without logits has status 0."""
-    end = row.stored + part_length(part)
-    if place is not None:
-        return int(result.status[place]), end
+def score_status(part: Part, result: StepResult) -> tuple[int, int]:
+    """The status word of a part that draws nothing, and the position whose token its logits were for: of positions that
+    are scored the first that failed counts; a part without logits has status 0."""
     if (asked := scoring(part)) is not None and (failed := np.flatnonzero(result.status)).size:
         return int(result.status[failed[0]]), asked.positions[int(failed[0])] + 1
-    return 0, end
+    return 0, 0
 
 
 def part_scores(part: Part, result: StepResult) -> Scores | None:
