@@ -1,0 +1,124 @@
+"""A weight of a row product: its shape, its order of summation, and how it lies in memory.
+
+Packed, a weight [F, D] is [F/64 * D/64 * 64, 64]: every [64, 64] tile one contiguous run, the tiles of 64 rows with
+ascending depth behind each other. In a paired weight the rows i and i + facing of each run of 2 * facing rows face each
+other: a pair of tiles holds 64 such rows and then the 64 that they face, so that one block of the grid has both sums.
+So a gate meets its up (facing = F / 2), and the two halves of a head that a rotary embedding turns (facing = d / 2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+
+from mlxcel_jax_cuda.kernels.mosaic import TILE
+
+STEP = 128
+"""Depth of a ring slot for few tokens: two tiles."""
+
+FEW_ITEMS = 48
+"""Blocks of the grid that draw nearly all of the bandwidth: a weight with fewer row tiles is cut along its depth."""
+
+
+@attrs.frozen
+class Weight:
+    """Rows F, depth D, and two properties of the order of summation. Nothing here may depend on the tokens.
+
+    The depth is cut into `split` equal parts; a part is one chain of products of 64 values into a float32 sum, and the
+    parts are added in index order. `facing` pairs rows as the module says; 0 pairs none.
+    """
+
+    rows: int
+    depth: int
+    split: int = 1
+    facing: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        wrong = misfit(self.rows, self.depth, self.facing)
+        if wrong is None and (self.split < 1 or self.depth % (STEP * self.split)):
+            wrong = f"its depth must be a multiple of {STEP} x split {self.split}"
+        if wrong is not None:
+            raise ValueError(f"a weight [{self.rows}, {self.depth}] has no packed form: {wrong}")
+
+    @classmethod
+    def of(cls, rows: int, depth: int, *, facing: int = 0) -> Weight:
+        """The split by one rule: 2 for a weight with fewer than 48 row tiles (pairs, where they are paired) and a depth
+        that two parts can share, else 1. ValueError for a shape that does not `fits`."""
+        items = rows // (TILE * (2 if facing else 1))
+        return cls(rows, depth, 2 if items < FEW_ITEMS and depth % (2 * STEP) == 0 else 1, facing)
+
+    @property
+    def pair(self) -> int:
+        """Row tiles that one block sums for an item of its work."""
+        return 2 if self.facing else 1
+
+    @property
+    def items(self) -> int:
+        """Row tiles, or pairs of them."""
+        return self.rows // (TILE * self.pair)
+
+    @property
+    def bytes(self) -> int:
+        """Of bf16."""
+        return self.rows * self.depth * 2
+
+    @property
+    def packed_shape(self) -> tuple[int, int]:
+        return self.rows * self.depth // TILE, TILE
+
+
+def misfit(rows: int, depth: int, facing: int = 0) -> str | None:
+    """Why a weight [rows, depth] cannot be packed, None if it can."""
+    if rows < 1 or rows % (2 * TILE):
+        return f"its rows must be a multiple of {2 * TILE}"
+    if depth < 1 or depth % STEP:
+        return f"its depth must be a multiple of {STEP}"
+    if facing < 0 or (facing and (rows % (2 * facing) or (facing % TILE and TILE % facing))):
+        return f"facing {facing} must divide its rows into runs of twice as many, and {TILE} or be a multiple of it"
+    return None
+
+
+def fits(rows: int, depth: int, *, facing: int = 0) -> bool:
+    """Whether a weight can be packed. One that cannot stays a plain matrix, for XLA."""
+    return misfit(rows, depth, facing) is None
+
+
+def paired_rows(w: Any, weight: Weight) -> Any:
+    """w [F, …] in its natural order of rows -> the order of its tiles. NumPy or jax."""
+    if not weight.facing:
+        return w
+    sides = w.reshape(-1, 2, weight.facing, *w.shape[1:]).swapaxes(0, 1)
+    return sides.reshape(2, -1, TILE, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
+
+
+def natural_rows(w: Any, weight: Weight) -> Any:
+    """The inverse of `paired_rows`."""
+    if not weight.facing:
+        return w
+    sides = w.reshape(-1, 2, TILE, *w.shape[1:]).swapaxes(0, 1)
+    return sides.reshape(2, -1, weight.facing, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
+
+
+def pack(w: Any, weight: Weight) -> Any:
+    """w [F, D], rows as the family has them -> [F/64 * D/64 * 64, 64], same dtype. NumPy or jax."""
+    if tuple(w.shape) != (weight.rows, weight.depth):
+        raise ValueError(f"w is {tuple(w.shape)}, the weight is [{weight.rows}, {weight.depth}]")
+    tiles = paired_rows(w, weight).reshape(weight.rows // TILE, TILE, weight.depth // TILE, TILE)
+    return tiles.swapaxes(1, 2).reshape(weight.packed_shape)
+
+
+def unpack(tiles: Any, weight: Weight) -> Any:
+    """The inverse of `pack`."""
+    if tuple(tiles.shape) != weight.packed_shape:
+        raise ValueError(f"tiles are {tuple(tiles.shape)}, of this weight they are {weight.packed_shape}")
+    rows = tiles.reshape(weight.rows // TILE, weight.depth // TILE, TILE, TILE).swapaxes(1, 2)
+    return natural_rows(rows.reshape(weight.rows, weight.depth), weight)
+
+
+def product_reference(tiles: jax.Array, x: jax.Array, weight: Weight) -> jax.Array:
+    """x [T, D] times a packed weight -> [T, F] float32, rows as the family has them."""
+    w = unpack(tiles, weight)
+    return jnp.einsum("td,fd->tf", x, w, preferred_element_type=jnp.float32, precision="highest")
