@@ -30,15 +30,19 @@ def pack_step(
     Tokens of a row are contiguous, rows in the order given. Arrays are new, and each is made at once: this runs between
     two steps of the device."""
     at = [row.stored + row.fed for row in rows]
-    starts, widths = np.array(at, np.int32), np.array(lengths, np.int32)
-    query_start = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(widths, out=query_start[1:])
+    pieces = [isinstance(part, Piece) for part in parts]
+    positions = starts = np.array(at, np.int32)
+    query_start = np.arange(len(rows) + 1, dtype=np.int32)
+    widths: np.ndarray | int = 1
+    if sum(lengths) != len(rows):
+        widths = np.array(lengths, np.int32)
+        np.cumsum(widths, out=query_start[1:])
+        positions = np.repeat(starts - query_start[:-1], widths)
+        positions += np.arange(len(positions), dtype=np.int32)
     seq_lens = starts + widths
     logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, seq_lens, sampler)
-    positions = np.repeat(starts - query_start[:-1], widths)
-    positions += np.arange(len(positions), dtype=np.int32)
     return StepPlan(
-        token_ids=_token_ids(rows, parts, at, query_start),
+        token_ids=_token_ids(rows, parts, at, query_start if any(pieces) else None),
         positions=positions,
         query_start=query_start,
         seq_lens=seq_lens,
@@ -49,16 +53,17 @@ def pack_step(
         logits_rows=logits_rows,
         draw_rows=draw_rows,
         sampling=sampling,
-        page_copies=np.array(copies, np.int32).reshape(-1, 3),
+        page_copies=np.array(copies, np.int32) if copies else np.zeros((0, 3), np.int32),
+        pieces=np.array(pieces, np.bool_),
     )
 
 
 def _token_ids(
-    rows: Listing[Sequence], parts: Listing[Part], starts: Listing[int], query_start: np.ndarray
+    rows: Listing[Sequence], parts: Listing[Part], starts: Listing[int], query_start: np.ndarray | None
 ) -> np.ndarray:
-    """int32 [T] that the parts feed. The newest token of a row whose draw is in flight is known to the device alone."""
-    pieces = [place for place, part in enumerate(parts) if isinstance(part, Piece)]
-    if not pieces:
+    """int32 [T] that the parts feed; without `query_start` they are decodes, of one token each. The newest token of a
+    row whose draw is in flight is known to the device alone."""
+    if query_start is None:
         return np.array([_token_id(row, at) for row, at in zip(rows, starts, strict=True)], np.int32)
     ids = np.empty(query_start[-1], np.int32)
     for place, (row, part, at) in enumerate(zip(rows, parts, starts, strict=True)):
@@ -88,27 +93,29 @@ def _asked(
         behind = rows[0].tokens(first + 1, first + 1 + count)
         logits_rows = np.arange(count, dtype=np.int32) + np.int32(first - rows[0].stored - rows[0].fed)
         return logits_rows, np.zeros(count, np.int32), sampler.pack_scores(behind, asked.top)
-    draw_rows = np.flatnonzero(np.array(drawing, bool)).astype(np.int32)
+    draw_rows = np.array(drawing, np.bool_).nonzero()[0].astype(np.int32)
     drawn = [row for row, draw in zip(rows, drawing, strict=True) if draw]
     sampling = sampler.pack(
         [row.sampler_state for row in drawn], seq_lens[draw_rows].tolist(), [row.drawing > 0 for row in drawn]
     )
-    return query_start[1:][draw_rows] - 1, draw_rows, sampling
+    return query_start[draw_rows + 1] - 1, draw_rows, sampling
 
 
 def _page_tables(rows: Listing[Sequence], seq_lens: np.ndarray, kv: KVStore) -> np.ndarray:
     """int32 [S, P] of rows that will hold `seq_lens` positions (spec E5), -1 behind a row's last page. A wrong page
     would be written to another row."""
     tables = [kv.page_table(row.id) for row in rows]
-    held = np.array([len(table) for table in tables], np.int32)
+    held = list(map(len, tables))
     pages = np.concatenate(tables)
-    if (held * kv.page_size < seq_lens).any() or pages.min() < 0 or pages.max() >= kv.num_pages:
+    short = np.count_nonzero(np.array(held) * kv.page_size < seq_lens)
+    if short or np.minimum.reduce(pages) < 0 or np.maximum.reduce(pages) >= kv.num_pages:
         raise _wrong_table(rows, tables, seq_lens, kv)
-    most = held.max()
+    most = max(held)
     if len(pages) == len(rows) * most:
         return pages.reshape(len(rows), most).astype(np.int32, copy=False)
     packed = np.full((len(rows), most), -1, np.int32)
-    packed[np.arange(most) < held[:, None]] = pages
+    for row, table in zip(packed, tables, strict=True):
+        row[: len(table)] = table
     return packed
 
 

@@ -1,0 +1,187 @@
+"""The ops of a forward as jax programs, traced once for each shape of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mlxcel.core.family import ScanStep
+from mlxcel.core.kv import RecurrentKV, SlidingKV
+from mlxcel_jax_cuda.attention import attend
+from mlxcel_jax_cuda.experts import mixture
+from mlxcel_jax_cuda.launch import Fields
+from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.products import row_products
+from mlxcel_jax_cuda.scan import scan_rows
+from mlxcel_jax_cuda.storage import block, places, tables_of, write
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+class JaxContext:
+    """ForwardContext of one launch: S rows of W tokens, flat. `kv` holds the leaves as the layers so far have left them.
+
+    The residual stream is float32; norms give the compute type, and so do products, which add up in float32.
+    """
+
+    xp: Any = jnp
+
+    def __init__(self, model: Model, fields: Fields, token_ids: jax.Array, weights: Sequence[jax.Array], kv: Any):
+        """token_ids: int32 [T], every carry filled in."""
+        self._model, self._fields, self._token_ids = model, fields, token_ids
+        self._weights = weights
+        self._linear, self._plain = dict(model.index.linear), dict(model.index.plain)
+        self._places = places(model.layout)
+        self._turns: dict[bytes, tuple[jax.Array, jax.Array]] = {}
+        self.kv = list(kv)
+
+    @property
+    def context(self) -> int:
+        return self._model.layout.context
+
+    def embed(self, weight: str = "embed") -> jax.Array:
+        table = self._weights[self._plain[weight, 0]]
+        return table[jnp.maximum(self._token_ids, 0)].astype(jnp.float32)
+
+    def for_layers(
+        self, body: Callable[..., jax.Array], x: jax.Array, kinds: Sequence[Any] | None = None
+    ) -> jax.Array:
+        for layer in range(self._model.index.layers):
+            x = body(layer, x) if kinds is None else body(layer, x, kinds[layer])
+        return x
+
+    def weight(self, name: str, *, layer: int | None = None) -> jax.Array:
+        return self._weights[self._plain[name, layer or 0]]
+
+    def rms_norm(
+        self, x: jax.Array, weight: str, *, layer: int | None = None, eps: float, offset: float = 0.0
+    ) -> jax.Array:
+        x = x.astype(jnp.float32)
+        scale = self.weight(weight, layer=layer)
+        normed = x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + jnp.float32(eps))
+        return (normed * (scale + jnp.float32(offset) if offset else scale)).astype(self._compute)
+
+    def layer_norm(
+        self, x: jax.Array, weight: str, bias: str | None, *, layer: int | None = None, eps: float
+    ) -> jax.Array:
+        x = x.astype(jnp.float32)
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+        normed = centred / jnp.sqrt(variance + jnp.float32(eps)) * self.weight(weight, layer=layer)
+        if bias is not None:
+            normed = normed + self.weight(bias, layer=layer)
+        return normed.astype(self._compute)
+
+    def project(self, x: jax.Array, group: str, *, layer: int | None = None) -> tuple[jax.Array, ...]:
+        y = self._product(x, group, layer).astype(self._compute)
+        sizes = self._linear[group, layer or 0].sizes
+        return tuple(jnp.split(y, np.cumsum(sizes)[:-1], axis=1))
+
+    def _product(self, x: jax.Array, group: str, layer: int | None) -> jax.Array:
+        linear = self._linear[group, layer or 0]
+        y = row_products(self._weights[linear.matrix], x.astype(self._compute), self._model.numerics)
+        return y if linear.bias is None else y + self._weights[linear.bias]
+
+    def rope(self, x: jax.Array, frequencies: np.ndarray, *, scale: float = 1.0) -> jax.Array:
+        cos, sin = self._angles(frequencies)
+        if scale != 1.0:
+            cos, sin = cos * jnp.float32(scale), sin * jnp.float32(scale)
+        half = len(frequencies)
+        turned = x.astype(jnp.float32)
+        first, second = turned[..., :half], turned[..., half : 2 * half]
+        parts = [first * cos - second * sin, second * cos + first * sin, turned[..., 2 * half :]]
+        return jnp.concatenate(parts, axis=-1).astype(x.dtype)
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, *, layer: int, scale: float, softcap: float = 0.0
+    ) -> jax.Array:
+        place, fields = self._places[layer], self._fields
+        if isinstance(place.kv, RecurrentKV):
+            raise TypeError(f"layer {layer} keeps recurrent state: nothing can be attended to")
+        rows, width = fields.positions.shape
+        tables = tables_of(place.kv, fields)
+        kv_heads = k.shape[1]
+        for leaf, values in zip((place.first, place.first + 1), (k, v), strict=True):
+            self.kv[leaf] = write(
+                self.kv[leaf], tables, fields.positions, values.reshape(rows, width, kv_heads, -1)
+            )
+        keys, values = self.kv[place.first], self.kv[place.first + 1]
+        mixed = attend(
+            q.reshape(rows, width, kv_heads, q.shape[1] // kv_heads, -1),
+            fields.positions,
+            fields.seq_lens,
+            lambda row, number: (block(keys, tables[row], number), block(values, tables[row], number)),
+            scale=scale,
+            softcap=softcap,
+            window=place.kv.window if isinstance(place.kv, SlidingKV) else None,
+            tiled=self._model.numerics.tiled,
+        )
+        return mixed.reshape(rows * width, -1).astype(self._compute)
+
+    def state_scan(self, step: ScanStep, inputs: tuple[jax.Array, ...], *, layer: int) -> jax.Array:
+        place, fields = self._places[layer], self._fields
+        if not isinstance(place.kv, RecurrentKV):
+            raise TypeError(f"layer {layer} keeps positions: it has no recurrent state")
+        leaves = self.kv[place.first : place.first + place.count]
+        leaves, outputs = scan_rows(step, inputs, leaves, fields)
+        self.kv[place.first : place.first + place.count] = leaves
+        return outputs
+
+    def moe(
+        self,
+        x: jax.Array,
+        router_logits: jax.Array,
+        *,
+        layer: int,
+        top_k: int,
+        activation: str,
+        renormalise: bool,
+        gate: str = "expert_gate",
+        up: str = "expert_up",
+        down: str = "expert_down",
+    ) -> jax.Array:
+        gates, ups, downs = (self.weight(name, layer=layer) for name in (gate, up, down))
+        return mixture(
+            x.astype(self._compute),
+            router_logits.astype(jnp.float32),
+            (gates, ups, downs),
+            top_k=top_k,
+            renormalise=renormalise,
+            gated=lambda a, b: self.gated(a, b, activation).astype(self._compute),
+            numerics=self._model.numerics,
+        ).astype(self._compute)
+
+    def gated(self, gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
+        return (ACTIVATIONS[activation](gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(self._compute)
+
+    def activate(self, x: jax.Array, activation: str) -> jax.Array:
+        return ACTIVATIONS[activation](x)
+
+    def select_rows(self, x: jax.Array) -> jax.Array:
+        return x[self._fields.logits_rows]
+
+    def unembed(self, x: jax.Array, weight: str = "unembed") -> jax.Array:
+        return self._product(x, weight, None)
+
+    @property
+    def _compute(self) -> Any:
+        return self._model.numerics.compute
+
+    def _angles(self, frequencies: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        """cos and sin float32 [T, 1, n] of this launch's positions; kept, since each layer asks for the same."""
+        key = frequencies.tobytes()
+        if key not in self._turns:
+            positions = self._fields.positions.reshape(-1).astype(jnp.float32)
+            angles = (positions[:, None] * jnp.asarray(frequencies, jnp.float32))[:, None]
+            self._turns[key] = jnp.cos(angles), jnp.sin(angles)
+        return self._turns[key]

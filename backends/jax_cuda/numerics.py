@@ -1,0 +1,32 @@
+"""How a model is computed: what decides bits and executables, as one static record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import jax.numpy as jnp
+
+from mlxcel.core.backend import Level
+
+TILE = 8
+"""Tokens of a product at level R2 on XLA:CPU, where a row's bits do not depend on its place in so many rows."""
+
+
+@attrs.frozen
+class Numerics:
+    """`dtype` is that of weights, KV and what products take and give; sums, norms, scores and logits are float32."""
+
+    platform: str  # "cpu", "cuda"
+    dtype: str
+    level: Level
+    hopper: int = 0  # SMs of a GPU that runs the kernels, 0 where none does
+
+    @property
+    def tiled(self) -> bool:
+        """Whether every product and every row of attention runs in a loop over tiles of one shape."""
+        return self.platform == "cpu"
+
+    @property
+    def compute(self) -> Any:
+        return jnp.dtype(self.dtype)

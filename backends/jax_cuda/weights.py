@@ -1,0 +1,182 @@
+"""Weights on the device: a flax.nnx module tree, split once into flat leaves, and where each weight is among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.family import WeightSchema, WeightSpec
+from mlxcel.core.source import Progress
+from mlxcel.tensor_check import check_tensors
+from mlxcel_jax_cuda.numerics import Numerics
+
+
+@attrs.frozen
+class Linear:
+    """A fused group of one layer: places of the matrix [sum of F, D] and the bias [sum of F], and the F of each weight."""
+
+    matrix: int
+    bias: int | None
+    sizes: tuple[int, ...]
+
+
+@attrs.frozen(cache_hash=True)
+class WeightIndex:
+    """Places among the leaves, by (name, layer); 0 for what is outside layers. Static, and equal for equal models."""
+
+    layers: int
+    linear: tuple[tuple[tuple[str, int], Linear], ...]
+    plain: tuple[tuple[tuple[str, int], int], ...]
+
+
+@attrs.frozen(eq=False)
+class Weights:
+    """What a forward reads."""
+
+    index: WeightIndex
+    leaves: tuple[jax.Array, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+
+class Tree(nnx.Module):
+    """The parameters by name. Each knows the letters of its axes, by which a mesh would share them out."""
+
+    def __init__(self, layers: int) -> None:
+        self.model = nnx.Dict()
+        self.layers = nnx.List([nnx.Dict() for _ in range(layers)])
+
+    def put(self, name: str, layer: int | None, values: jax.Array, axes: str) -> None:
+        (self.model if layer is None else self.layers[layer])[name] = nnx.Param(values, axes=tuple(axes))
+
+
+@attrs.frozen
+class _Group:
+    """What becomes one leaf: a fused group of linear weights with their biases apart, or one weight."""
+
+    name: str
+    layer: int | None
+    members: tuple[WeightSpec, ...]
+
+
+def load_weights(
+    schema: WeightSchema, checkpoint: Checkpoint, numerics: Numerics, device: jax.Device, progress: Progress
+) -> Weights:
+    """Read every weight once, a group at a time, so that the host holds one group in float32. CheckpointError names all
+    tensors that are missing, and each that has another shape."""
+    check_tensors(schema, checkpoint)
+    tensors: dict[tuple[str, int], list[tuple[str, int | None]]] = {}
+    for tensor, place in schema.tensor_names(checkpoint.naming).items():
+        tensors.setdefault((place.weight.name, place.layer), []).append((tensor, place.expert))
+    tree, sizes, done = Tree(schema.layers), {}, 0
+    progress.start("load", sum(map(len, tensors.values())), "tensors")
+    for group in _groups(schema):
+        parts = []
+        for weight in group.members:
+            parts.append(_read(weight, tensors[weight.name, group.layer or 0], checkpoint))
+            done += len(tensors[weight.name, group.layer or 0])
+            progress.advance(done)
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        member = group.members[0]
+        tree.put(group.name, group.layer, _placed(values, _dtype(member, numerics), device), member.axes)
+        sizes[group.name, group.layer or 0] = tuple(len(part) for part in parts)
+    progress.finish()
+    return _split(schema, tree, sizes)
+
+
+def _groups(schema: WeightSchema) -> Iterator[_Group]:
+    for layer in (None, *range(schema.layers)):
+        seen: set[str] = set()
+        for weight in schema.weights:
+            here = not weight.per_layer if layer is None else weight.per_layer and weight.in_layer(layer)
+            if not here or weight.tied_to is not None:
+                continue
+            if weight.role == "bias" and weight.bias_of is not None:
+                name, members = _bias_group(schema, weight)
+            elif weight.role == "linear":
+                name = weight.group or weight.name
+                members = tuple(w for w in schema.group(name) if layer is None or w.in_layer(layer))
+            else:
+                name, members = weight.name, (weight,)
+            if name not in seen:
+                seen.add(name)
+                yield _Group(name, layer, members)
+
+
+def _bias_group(schema: WeightSchema, bias: WeightSpec) -> tuple[str, tuple[WeightSpec, ...]]:
+    """A bias of its own: groups of biases are joined in `_split`, where some members may have none."""
+    return bias.name, (bias,)
+
+
+def _read(weight: WeightSpec, tensors: list[tuple[str, int | None]], checkpoint: Checkpoint) -> np.ndarray:
+    out = np.empty(weight.shape, np.float32)
+    transform = weight.transforms.get(checkpoint.naming)
+    for name, expert in tensors:
+        part = out if expert is None else out[expert]
+        checkpoint.read(name, part.reshape(checkpoint.tensors[name].shape))
+        if transform is not None:
+            part[...] = transform(part)
+    return out
+
+
+def _dtype(weight: WeightSpec, numerics: Numerics) -> Any:
+    """Products take the compute type; what scales, shifts or serves as glue stays as it is."""
+    return numerics.compute if weight.role in ("linear", "embedding", "experts") else jnp.float32
+
+
+def _placed(values: np.ndarray, dtype: Any, device: jax.Device) -> jax.Array:
+    return jax.device_put(values, device).astype(dtype)
+
+
+def _split(schema: WeightSchema, tree: Tree, sizes: dict[tuple[str, int], tuple[int, ...]]) -> Weights:
+    """The tree's leaves in its own order, biases of a group joined into one leaf."""
+    _, state = nnx.split(tree)
+    leaves: list[jax.Array] = []
+    at: dict[tuple[str, int], int] = {}
+    for path, variable in nnx.to_flat_state(state):
+        layer, name = (0, path[-1]) if path[0] == "model" else (int(path[1]), path[-1])
+        at[str(name), layer] = len(leaves)
+        leaves.append(variable[...])
+    linear: dict[tuple[str, int], Linear] = {}
+    biased = {weight.bias_of: weight for weight in schema.weights if weight.role == "bias" and weight.bias_of}
+    for (name, layer), place in list(at.items()):
+        members = schema.group(name) if any((w.group or w.name) == name for w in schema.weights) else ()
+        if members and members[0].role == "linear":
+            bias = _joined([biased.get(w.name) for w in members], sizes[name, layer], layer, at, leaves)
+            linear[name, layer] = Linear(place, bias, sizes[name, layer])
+    for weight in schema.weights:
+        if weight.tied_to is not None:
+            shared = at[weight.tied_to, 0]
+            bias = _joined([biased.get(weight.name)], (weight.shape[0],), 0, at, leaves)
+            linear[weight.name, 0] = Linear(shared, bias, (weight.shape[0],))
+    index = WeightIndex(schema.layers, tuple(sorted(linear.items())), tuple(sorted(at.items())))
+    return Weights(index, tuple(leaves))
+
+
+def _joined(
+    biases: list[WeightSpec | None],
+    sizes: tuple[int, ...],
+    layer: int,
+    at: dict[tuple[str, int], int],
+    leaves: list[jax.Array],
+) -> int | None:
+    """The place of one bias for a group, zeros for members without; None where no member has one."""
+    if not any(biases):
+        return None
+    parts = [
+        jnp.zeros(size, jnp.float32) if bias is None else leaves[at[bias.name, layer]]
+        for bias, size in zip(biases, sizes, strict=True)
+    ]
+    if len(parts) == 1:
+        return at[biases[0].name, layer] if biases[0] is not None else None
+    leaves.append(jnp.concatenate(parts))
+    return len(leaves) - 1
