@@ -124,8 +124,7 @@ class JaxBackend:
             tokens=() if fixed else TOKENS,
         )
         pages = -(-ceil_block(layout.context) // layout.page_size)
-        with jax.default_device(self._device):
-            kv, last = storage.make_storage(layout, self._numerics), _nothing_drawn(layout)
+        kv, last = self._zeros(layout)
         self._running = _Running(model, sampler, widths, pages, kv, last)
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
@@ -210,9 +209,14 @@ class JaxBackend:
     def _renew(self) -> None:
         """KV and carry anew, behind a launch that failed on the device."""
         running = self._started()
+        running.kv, running.last = self._zeros(running.layout)
+
+    def _zeros(self, layout: KVLayout) -> tuple[storage.Leaves, LastDrawn]:
+        """KV and carry before anything ran, committed to the device as what launches give is: an array of another
+        kind would be another executable."""
         with jax.default_device(self._device):
-            running.kv = storage.make_storage(running.layout, self._numerics)
-            running.last = _nothing_drawn(running.layout)
+            made = storage.make_storage(layout, self._numerics), _nothing_drawn(layout)
+        return jax.device_put(made, self._device)
 
     def _model(self) -> _Loaded:
         if self._loaded is None:
