@@ -42,6 +42,7 @@ class JaxContext:
         self._weights = weights
         self._linear, self._plain = dict(model.index.linear), dict(model.index.plain)
         self._places = places(model.layout)
+        self._tokens = jnp.sum(fields.positions >= 0)  # padding stands behind them
         self._turns: dict[bytes, tuple[jax.Array, jax.Array]] = {}
         self.kv = list(kv)
 
@@ -89,7 +90,8 @@ class JaxContext:
 
     def _product(self, x: jax.Array, group: str, layer: int | None) -> jax.Array:
         linear = self._linear[group, layer or 0]
-        y = row_products(self._weights[linear.matrix], x.astype(self._compute), self._model.numerics)
+        count = self._tokens if x.shape[0] == self._token_ids.shape[0] else None
+        y = row_products(self._weights[linear.matrix], x.astype(self._compute), self._model.numerics, count)
         return y if linear.bias is None else y + self._weights[linear.bias]
 
     def rope(self, x: jax.Array, frequencies: np.ndarray, *, scale: float = 1.0) -> jax.Array:
