@@ -22,9 +22,10 @@ from mlxcel.core.sampling import Sampler
 from mlxcel.core.source import Progress
 from mlxcel.errors import BackendFault
 from mlxcel_jax_cuda import storage
+from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.device import choose_device
 from mlxcel_jax_cuda.forward import DrawShape, Found, LastDrawn, draw, forward, pack_draw
-from mlxcel_jax_cuda.launch import Launch, Widths, launches
+from mlxcel_jax_cuda.launch import Launch, Shape, Widths, launches
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
 from mlxcel_jax_cuda.weights import Weights, load_weights
@@ -100,6 +101,7 @@ class JaxBackend:
         )
         self._loaded: _Loaded | None = None
         self._running: _Running | None = None
+        self._ready = compilations().count
 
     @property
     def caps(self) -> BackendCaps:
@@ -127,6 +129,34 @@ class JaxBackend:
         kv, last = self._zeros(layout)
         self._running = _Running(model, sampler, widths, pages, kv, last)
 
+    def warm_up(self, progress: Progress) -> None:
+        """Run every executable of the closed set once, over rows of padding, as a step runs them: behind this no
+        request waits for a compilation, but one that scores, or brings a logits processor of its own."""
+        running = self._started()
+        forwards = [*running.widths.decodes(running.pages), *running.widths.pieces(running.pages)]
+        draws = sorted({shape.logits for shape in forwards})
+        sets = {rows: running.sampler.stage_sets(rows) for rows in draws}
+        progress.start("compile", len(forwards) + sum(map(len, sets.values())) + 1, "programs")
+        done = 0
+        for shape in forwards:
+            logits = self._forward(shape, shape.padding(running.layout.slots))
+            progress.advance(done := done + 1)
+            for sampling in sets.pop(shape.logits, ()):
+                key = DrawShape.of(running.sampler, sampling, shape.logits)
+                slots = np.full(shape.logits, running.layout.slots, np.int32)
+                running.last, _ = draw(key, logits, running.last, pack_draw(key, slots, sampling))
+                progress.advance(done := done + 1)
+        self._copy_pages(np.full((1, 3), running.layout.pages, np.int32))
+        jax.block_until_ready((running.kv, running.last))
+        progress.advance(done + 1)
+        progress.finish()
+        self._ready = compilations().count
+
+    @property
+    def compilations_after_ready(self) -> int:
+        """Programs that were compiled since `warm_up`, in the whole process."""
+        return compilations().count - self._ready
+
     def open(self, slot: int, spec: SequenceSpec) -> None:
         """A slot's ring is masked by its row's length, and its state begins as zeros at position 0."""
 
@@ -134,19 +164,28 @@ class JaxBackend:
         """Nothing to free; pages are masked by their rows' lengths."""
 
     def submit(self, plan: StepPlan) -> _Submitted:
-        running, weights = self._started(), self._model().weights.leaves
+        running = self._started()
         layout = running.layout
-        self._copy_pages(plan.page_copies)
         drawn, ran = [], 0
-        for launch in launches(plan, running.widths, slots=layout.slots, pages=running.pages):
-            running.kv, logits = forward(
-                running.model, launch.shape, weights, running.kv, running.last.tokens, launch.buffer
-            )
-            ran += 1
-            if len(launch.draws):
-                drawn.append(_Drawn(launch, self._draw(plan, launch, logits)))
+        try:
+            self._copy_pages(plan.page_copies)
+            for launch in launches(plan, running.widths, slots=layout.slots, pages=running.pages):
+                logits = self._forward(launch.shape, launch.buffer)
+                ran += 1
+                if len(launch.draws):
+                    drawn.append(_Drawn(launch, self._draw(plan, launch, logits)))
+        except Exception as error:
+            raise self._fault(error) from error
         routes = {name: n * ran for name, n in Counter(storage.routes(layout, kernel=False)).items()}
         return _Submitted(plan, tuple(drawn), routes, None if drawn else running.kv)
+
+    def _forward(self, shape: Shape, buffer: np.ndarray) -> jax.Array:
+        """Logits float32 [R, V]; the KV is what the launch leaves of it."""
+        running = self._started()
+        running.kv, logits = forward(
+            running.model, shape, self._model().weights.leaves, running.kv, running.last.tokens, buffer
+        )
+        return logits
 
     def _draw(self, plan: StepPlan, launch: Launch, logits: jax.Array) -> Found:
         running, rows = self._started(), launch.shape.logits
@@ -175,9 +214,8 @@ class JaxBackend:
             if handle.kv is not None:
                 jax.block_until_ready(handle.kv)
             return _result(handle)
-        except Exception as error:  # what was donated to the failed launch is gone
-            self._renew()
-            raise BackendFault(str(error), kv_intact=False) from error
+        except Exception as error:
+            raise self._fault(error, ran=True) from error
 
     def export_state(self, slot: int) -> tuple[list[jax.Array], int]:
         running = self._started()
@@ -206,10 +244,13 @@ class JaxBackend:
     def close(self) -> None:
         self._loaded = self._running = None
 
-    def _renew(self) -> None:
-        """KV and carry anew, behind a launch that failed on the device."""
+    def _fault(self, error: Exception, *, ran: bool = False) -> BackendFault:
+        """What a step ends with. What was donated to a launch that failed is gone, and is made anew."""
         running = self._started()
-        running.kv, running.last = self._zeros(running.layout)
+        lost = ran or any(array.is_deleted() for array in (*running.kv, *running.last))
+        if lost:
+            running.kv, running.last = self._zeros(running.layout)
+        return BackendFault(f"{type(error).__name__}: {error}", kv_intact=not lost)
 
     def _zeros(self, layout: KVLayout) -> tuple[storage.Leaves, LastDrawn]:
         """KV and carry before anything ran, committed to the device as what launches give is: an array of another

@@ -48,6 +48,12 @@ class Shape:
             "page_tables": (S, self.pages),
         }
 
+    def padding(self, slots: int) -> np.ndarray:
+        """A buffer without a real row."""
+        fills = {"token_ids": 0, "positions": NOWHERE, "slots": slots, "state_writes": 1, "page_tables": -1}
+        parts = [np.full(size, fills.get(name, 0), np.int32) for name, size in self.fields.items()]
+        return np.concatenate([part.reshape(-1) for part in parts])
+
 
 class Fields(NamedTuple):
     """What a forward knows of its rows. A padding row has seq_len 0, and a slot behind the last."""
@@ -94,6 +100,14 @@ class Widths:
     def of(cls, *, slots: int, chunk: int, rows: Sequence[int], tokens: Sequence[int]) -> Widths:
         """Those of `rows` below the first that holds `slots`, and it; the same of `tokens` for `chunk`."""
         return cls(_up_to(slots, rows), _up_to(chunk, tokens))
+
+    def decodes(self, pages: int) -> list[Shape]:
+        """Every launch of rows that decode."""
+        return [Shape(rows=rows, width=1, logits=rows, pages=pages) for rows in self.rows]
+
+    def pieces(self, pages: int) -> list[Shape]:
+        """Every launch of a piece of which at most a tile of tokens gives logits."""
+        return [Shape(rows=1, width=width, logits=TILE, pages=pages) for width in self.tokens]
 
     def decode(self, count: int) -> int:
         return next(width for width in self.rows if width >= count)

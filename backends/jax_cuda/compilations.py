@@ -1,0 +1,29 @@
+"""How many programs XLA has been asked for in this process: once an engine is ready the number stands still."""
+
+from __future__ import annotations
+
+import functools
+
+import attrs
+from jax import monitoring
+
+_EVENT = "/jax/core/compile/backend_compile_duration"
+
+
+@attrs.define
+class Compilations:
+    """Programs compiled, or taken from the compile cache, since the first look."""
+
+    count: int = 0
+
+    def heard(self, event: str, seconds: float, **details: object) -> None:
+        if event == _EVENT:
+            self.count += 1
+
+
+@functools.cache
+def compilations() -> Compilations:
+    """The one counter of the process: jax has no way to take a listener away again."""
+    counter = Compilations()
+    monitoring.register_event_duration_secs_listener(counter.heard)
+    return counter
