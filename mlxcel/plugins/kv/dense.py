@@ -76,14 +76,16 @@ class DenseKV:
     def reserve(self, wants: Sequence[tuple[int, int]]) -> None:
         for row in self._rows.values():
             row.reserved = 0
+        rows = []
         for sequence_id, count in wants:
             row = self._row(sequence_id)
             if row.written + count > row.capacity:
                 raise CapacityError(
                     f"sequence {sequence_id} has {row.written} of {row.capacity} positions, {count} more do not fit"
                 )
-        for sequence_id, count in wants:
-            self._row(sequence_id).reserved = count
+            rows.append(row)
+        for row, (_, count) in zip(rows, wants, strict=True):
+            row.reserved = count
 
     def page_copy(self, sequence_id: int) -> None:
         """A row never writes into the page of another."""

@@ -48,7 +48,7 @@ class PagedKV:
         self._slots = slots
         self._pool = PagePool(self.num_pages)
         self._rows: dict[int, _Row] = {}
-        self._reserving: list[int] = []  # rows of the reservation that stands
+        self._reserving: list[_Row] = []  # of the reservation that stands
         self._planned: list[_Row] = []  # those of them that need a copy
 
     # --- rows -----------------------------------------------------------------------------------------------------
@@ -80,6 +80,7 @@ class PagedKV:
         row = self._row(sequence_id)
         self._unplan(row)
         self._pool.release(row.held, row=True)
+        row.reserved = 0
         del self._rows[sequence_id]
 
     def retain(self, pages: Sequence[int]) -> None:
@@ -95,21 +96,29 @@ class PagedKV:
 
     def reserve(self, wants: Sequence[tuple[int, int]]) -> None:
         self._drop_reservation()
-        rows = [(self._row(sequence_id), sequence_id, count) for sequence_id, count in wants]
+        size, shared = self.page_size, self._pool.pinned > 0
+        rows = []
         needed = 0
         leaving: dict[int, int] = {}  # rows that stop holding a page, since they get a copy of it
         copying: list[_Row] = []
-        for row, sequence_id, count in rows:
-            if row.written + count > row.capacity:
+        growing: list[tuple[_Row, int]] = []
+        for sequence_id, count in wants:
+            row = self._row(sequence_id)
+            written = row.written
+            end = written + count
+            if end > row.capacity:
                 raise CapacityError(
-                    f"sequence {sequence_id} has {row.written} of {row.capacity} positions, {count} more do not fit"
+                    f"sequence {sequence_id} has {written} of {row.capacity} positions, {count} more do not fit"
                 )
-            needed += max(0, self._pages_of(row.written + count) - row.pages)
-            if count and row.written % self.page_size:
-                page = int(row.table[row.written // self.page_size])
+            if end > row.pages * size:
+                growing.append((row, self._pages_of(end)))
+                needed += growing[-1][1] - row.pages
+            if shared and count and written % size:
+                page = int(row.table[written // size])
                 if self._pool.holders(page) - leaving.get(page, 0) > 1:
                     leaving[page] = leaving.get(page, 0) + 1
                     copying.append(row)
+            rows.append(row)
         needed += len(copying)
         if needed > self._pool.free:
             raise CapacityError(
@@ -122,12 +131,13 @@ class PagedKV:
             row.copy = (int(row.table[last]), target, row.written % self.page_size)
             row.table[last] = target
         self._planned = copying
-        for row, sequence_id, count in rows:
-            while row.pages < self._pages_of(row.written + count):
+        for row, pages in growing:
+            while row.pages < pages:
                 row.table[row.pages] = self._pool.take()
                 row.pages += 1
+        for row, (_, count) in zip(rows, wants, strict=True):
             row.reserved = count
-            self._reserving.append(sequence_id)
+        self._reserving = rows
 
     def page_copy(self, sequence_id: int) -> tuple[int, int, int] | None:
         return self._row(sequence_id).copy
@@ -196,8 +206,9 @@ class PagedKV:
     def _shrink(self, row: _Row) -> None:
         """Give back the pages behind the written positions."""
         keep = self._pages_of(row.written)
-        self._pool.release([int(page) for page in row.table[keep : row.pages]], row=True)
-        row.pages = min(row.pages, keep)
+        if keep < row.pages:
+            self._pool.release([int(page) for page in row.table[keep : row.pages]], row=True)
+            row.pages = keep
 
     def _unplan(self, row: _Row) -> None:
         """Before something happens to a row that a copy is planned for: the reservation, which other rows of it may
@@ -213,10 +224,10 @@ class PagedKV:
                 row.copy = None
                 self._pool.release([target], row=True)
         self._planned = []
-        for sequence_id in self._reserving:
-            if (row_left := self._rows.get(sequence_id)) is not None:
-                row_left.reserved = 0
-                self._shrink(row_left)
+        for row in self._reserving:
+            if row.reserved:
+                row.reserved = 0
+                self._shrink(row)
         self._reserving = []
 
     def _row(self, sequence_id: int) -> _Row:

@@ -17,11 +17,12 @@ from mlxcel.plugins.sampling.draw import draw_sampled
 from mlxcel.plugins.sampling.history import History
 from mlxcel.plugins.sampling.logit_stages import logit_stages
 from mlxcel.plugins.sampling.logprobs import best, log_softmax
-from mlxcel.plugins.sampling.pack import DRAW, FEATURES, first_state, next_weight, pack_drawing, prepare_drawing
+from mlxcel.plugins.sampling.pack import DRAW, first_state, next_weight, prepare_drawing
 from mlxcel.plugins.sampling.processors import check_names
 from mlxcel.plugins.sampling.scoring import SCORING, draw_scores, pack_scores
 from mlxcel.plugins.sampling.selection import select
 from mlxcel.plugins.sampling.stage import RowState
+from mlxcel.plugins.sampling.standing import Standing
 from mlxcel.plugins.sampling.status import FINE, NOTHING_ALLOWED, behind_stage, fault_words, of_logits
 
 
@@ -46,6 +47,8 @@ class ChainSampler:
         self._named = vocab if tokenizer is None else min(tokenizer.size, vocab)
         self._processors = dict(processors or {})
         self._stages = logit_stages(vocab, tokenizer, self._processors)
+        self._standing: Standing | None = None  # of the last step that was packed
+        self._by_name = {stage.name: stage for stage in self._stages}
         self._newlines: np.ndarray | None = None
 
     def open(self, spec: SequenceSpec) -> RowState:
@@ -67,34 +70,32 @@ class ChainSampler:
     def commit(self, state: RowState, token: int, observed: float | None) -> None:
         """`observed` is the row's next mu or adaptive-p sum; None, for a token that was not drawn, moves neither."""
         state.history.append(token)
-        features = state.prepared[DRAW].features
         if observed is None:
             return
-        if features & {"mirostat_1", "mirostat_2"}:
+        drawing = state.prepared[DRAW]
+        if "mirostat_1" in drawing.features or "mirostat_2" in drawing.features:
             state.mu = observed
-        elif "adaptive_p" in features:
-            state.adaptive = (observed, next_weight(state, state.adaptive[1]))
+        elif "adaptive_p" in drawing.features:
+            state.adaptive = (observed, float(next_weight(drawing.decay, np.float32(state.adaptive[1]))))
 
     def closed(self, state: RowState) -> bool:
-        return all(stage.closed(state.prepared[stage.name]) for stage in self._stages if stage.name in state.prepared)
+        for name, prepared in state.prepared.items():
+            stage = self._by_name.get(name)  # none: the row's Drawing
+            if stage is not None and not stage.closed(prepared):
+                return False
+        return True
 
     def fault(self, state: RowState, status: int) -> str:
         return fault_words(self._stages, state, status)
 
     def pack(self, states: Sequence[RowState], positions: Sequence[int], pending: Sequence[bool]) -> SamplingArrays:
-        active = [stage for stage in self._stages if any(stage.name in state.prepared for state in states)]
-        params: dict[str, np.ndarray] = {}
-        for stage in active:
+        standing = self._standing
+        if standing is None or not standing.holds_for(states):
+            standing = self._standing = Standing.of(states, self._stages, self._vocab)
+        params = standing.pack(positions, pending)
+        for stage in standing.active:
             params |= stage.pack(states, pending)
-        params |= pack_drawing(states, positions, pending, self._vocab)
-        drawings = [state.prepared[DRAW] for state in states]
-        used = frozenset[str]().union(*(drawing.features for drawing in drawings))
-        lists = [drawing.listed for drawing in drawings if drawing.listed is not None]
-        return SamplingArrays(
-            stages=(*(stage.name for stage in active), *(name for name in FEATURES if name in used)),
-            params=params,
-            top_logprobs=max(lists) if lists else None,
-        )
+        return SamplingArrays(standing.stages, params, standing.top_logprobs)
 
     def pack_scores(self, targets: np.ndarray, top: int) -> SamplingArrays:
         return pack_scores(targets, top, self._vocab)

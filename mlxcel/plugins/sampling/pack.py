@@ -63,7 +63,8 @@ _TINY: Final = float(np.finfo(np.float32).tiny)
 class Drawing:
     """A row's part of the arrays, and the features it uses."""
 
-    record: np.void  # of _ROW
+    record: bytes  # of _ROW: joined, the bytes of many rows are an array of them
+    decay: np.float32  # of adaptive-p
     features: frozenset[str]
     exempt: np.ndarray  # int32, ends E of the row, for XTC
     listed: int | None  # entries of its list of logprobs, None without logprobs
@@ -98,10 +99,10 @@ def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
         "mirostat_eta": p.mirostat_eta,
         "processed": _processed(p),
     }
-    record = np.array([tuple(values[name] for name in _ROW.names or ())], _ROW)[0]
+    record = np.array([tuple(values[name] for name in _ROW.names or ())], _ROW)
     count = None if p.logprobs is None else listed(p.logprobs, vocab)
     ends = np.array(sorted(token for token in spec.eos_ids if token < vocab), np.int32)
-    return Drawing(record, features, ends, count)
+    return Drawing(record.tobytes(), record["adaptive_decay"][0], features, ends, count)
 
 
 def _features(p: SamplingParams, vocab: int) -> frozenset[str]:
@@ -152,22 +153,11 @@ def _processed(p: SamplingParams) -> bool:
     return p.logprobs_mode == "processed" or p.post_sampling_probs
 
 
-def pack_drawing(
-    rows: Sequence[RowState], positions: Sequence[int], pending: Sequence[bool], vocab: int
-) -> dict[str, np.ndarray]:
+def pack_drawing(drawings: Sequence[Drawing], vocab: int) -> dict[str, np.ndarray]:
     """Arrays [R, …] of every feature, whichever a step has: their names and shapes are always the same, but for
     `xtc_exempt`, which is there where a row uses XTC and as wide as one of a closed set."""
-    drawings: list[Drawing] = [row.prepared[DRAW] for row in rows]
-    records = np.array([drawing.record for drawing in drawings], _ROW)
-    arrays = {name: np.ascontiguousarray(records[name]) for name in _ROW.names or ()}
-    weights = [_weight(row, ahead) for row, ahead in zip(rows, pending, strict=True)]
-    arrays |= {
-        "position": np.array(positions, np.uint32),
-        "pending": np.array(pending, np.bool_),
-        "mu": np.array([row.mu for row in rows], np.float32),
-        "adaptive_total": np.array([row.adaptive[0] for row in rows], np.float32),
-        "adaptive_weight": np.array(weights, np.float32),
-    }
+    records = np.frombuffer(b"".join([drawing.record for drawing in drawings]), _ROW)
+    arrays = {name: records[name].copy() for name in _ROW.names or ()}
     if any("xtc" in drawing.features for drawing in drawings):
         most = max(len(drawing.exempt) for drawing in drawings)
         width = closed_width(most, vocab, least=_EXEMPT_WIDTH)
@@ -175,15 +165,20 @@ def pack_drawing(
     return arrays
 
 
-def _weight(row: RowState, ahead: bool) -> float:
-    """Of adaptive-p, as it is once a draw in flight counts: that draw's token does not matter for it."""
-    return next_weight(row, row.adaptive[1]) if ahead else row.adaptive[1]
+def pack_carried(rows: Sequence[RowState], decay: np.ndarray, ahead: np.ndarray) -> dict[str, np.ndarray]:
+    """float32 [R] of what moves with each token: mu, and adaptive-p's sum and weight. bool [R] `ahead`: where a draw is
+    in flight, the weight is as it will be behind it. That draw's token does not matter for it."""
+    weight = np.array([row.adaptive[1] for row in rows], np.float32)
+    return {
+        "mu": np.array([row.mu for row in rows], np.float32),
+        "adaptive_total": np.array([row.adaptive[0] for row in rows], np.float32),
+        "adaptive_weight": np.where(ahead, next_weight(decay, weight), weight),
+    }
 
 
-def next_weight(row: RowState, weight: float) -> float:
-    """w = 1 + d w, in float32 (spec S26)."""
-    decay = row.prepared[DRAW].record["adaptive_decay"]
-    return float(np.float32(1) + decay * np.float32(weight))
+def next_weight(decay: Any, weight: Any) -> Any:
+    """w = 1 + d w of adaptive-p, of float32 numbers or arrays (spec S26)."""
+    return np.float32(1) + decay * weight
 
 
 def first_state(spec: SequenceSpec) -> tuple[float, tuple[float, float]]:
