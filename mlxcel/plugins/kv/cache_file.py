@@ -72,7 +72,7 @@ def read_cache_file(path: Path) -> list[SavedPrefix]:
         raise _damaged(path, str(error)) from None
     try:
         return _parsed(path, header, header_end, size - DIGEST_BYTES)
-    except (_Damaged, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+    except (_Damaged, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise _damaged(path, f"its header makes no sense: {error!r}") from error
 
 
@@ -161,6 +161,7 @@ def _parsed(path: Path, header: bytes, begin: int, end: int) -> list[SavedPrefix
         model = ModelIdentity(**raw.pop("model"))
         isolation = raw.pop("isolation")
         key = KVKey(model=model, isolation=None if isolation is None else bytes.fromhex(isolation), **raw)
+        key.root()  # raises for a field of another kind
         arrays = tuple(array(each) for each in entry["arrays"])
         if not len(ids) or any(each.ndim != 3 or len(each) != len(ids) for each in arrays):
             raise _Damaged(f"arrays of another length than the {len(ids)} ids")

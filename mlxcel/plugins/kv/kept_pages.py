@@ -78,11 +78,12 @@ class KeptPages:
             if node.children and node.payload is None:
                 continue
             path = node.path()
+            ids = np.concatenate([each.ids for each in path])[: node.payload_length or None]
             yield DetachedKV(
-                ids=np.concatenate([each.ids for each in path])[: node.payload_length or None],
+                ids=ids,
                 key=self._index.key_of(node),
                 pages=tuple(each.page for each in path),
-                prefilled=sum(each.prefilled for each in itertools.takewhile(_whole, path)),
+                prefilled=min(len(ids), sum(each.prefilled for each in itertools.takewhile(_whole, path))),
                 epoch=self.epoch,
                 payload=node.payload,
             )
