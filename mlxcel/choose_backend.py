@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import attrs
 
-from mlxcel.core.backend import Backend, BackendSpec, Probe
+from mlxcel.core.backend import Backend, BackendSettings, BackendSpec, Probe
 from mlxcel.errors import DeviceError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mlxcel.config import EngineConfig
     from mlxcel.plugins.manager import PluginManager
     from mlxcel.plugins.registry import Registry
+
+log = logging.getLogger("mlxcel.load")
 
 _GPU_HINT = (
     "on NVIDIA GPUs `pip install 'mlxcel[cuda13]'` (or cuda12) brings what is needed; `mlxcel doctor` shows more"
@@ -27,48 +32,75 @@ class Chosen:
     backend: Backend
     why: str
 
+    @property
+    def line(self) -> str:
+        """The line at the start: what runs, why, and on what."""
+        caps = self.backend.caps
+        return f"backend: {self.name} ({self.why}), on {caps.platform}: {caps.device}, {caps.dtype}"
+
 
 def choose_backend(config: EngineConfig, manager: PluginManager) -> Chosen:
     """UsageError lists the known names; DeviceError says why one that is named, or a named device, is not there."""
     registry = manager.backends()
     if config.backend is not None:
-        probe = probed(registry.choose(config.backend))
+        spec = registry.choose(config.backend)
+        probe = probed(spec, config.device)
         if not probe.available:
             raise DeviceError(
-                f"the backend {config.backend} cannot run here: {probe.reason}",
-                hint="leave --backend out: then the best one that can run is taken; `mlxcel doctor` shows each",
+                f"the backend {spec.name} cannot run here: {probe.reason}", hint=_other_way(spec, config.device)
             )
-        return Chosen(config.backend, _made(registry, config.backend, config), f"{_asked(config)}: {probe.reason}")
+        return Chosen(spec.name, _made(registry, spec.name, config), f"{_asked(config)}: {probe.reason}")
     refused: list[str] = []
     for spec in sorted(registry.values(), key=lambda spec: -spec.priority):
-        probe = probed(spec)
-        if not probe.available:
-            refused.append(f"{spec.name}: {probe.reason}")
-            continue
-        try:
-            backend = _made(registry, spec.name, config)
-        except DeviceError as error:
-            if config.device == "auto":
-                raise
-            refused.append(f"{spec.name}: {error.message}")
-            continue
-        why = "the best one available"
-        return Chosen(spec.name, backend, f"{why}; {'; '.join(refused)}" if refused else why)
+        probe = probed(spec, config.device)
+        if probe.available and not probe.by_name_only:
+            try:
+                backend = _made(registry, spec.name, config)
+            except DeviceError as error:
+                if config.device == "auto":
+                    raise
+                refused.append(f"{spec.name}: {error.message}")
+                continue
+            why = "the best one available"
+            return Chosen(spec.name, backend, f"{why}; {'; '.join(refused)}" if refused else why)
+        refused.append(f"{spec.name}: {'only where it is named' if probe.available else probe.reason}")
+        if probe.devices and not probe.available:
+            log.warning("%s cannot use %s: %s", spec.name, ", ".join(probe.devices), probe.reason)
     where = "" if config.device == "auto" else f" on the device {config.device}"
     raise DeviceError(f"no backend can run{where}: {'; '.join(refused) or 'none is installed'}", hint=_GPU_HINT)
 
 
-def probed(spec: BackendSpec) -> Probe:
+def probed(spec: BackendSpec, device: str) -> Probe:
     """The backend's probe; one that raises means not available."""
     try:
-        return spec.probe()
+        return spec.probe(device)
     except Exception as error:
         return Probe(available=False, reason=f"its probe failed: {type(error).__name__}: {error}")
 
 
+def backend_cache(config: EngineConfig, name: str) -> Path | None:
+    """The folder of a backend for what it keeps between runs. It need not exist."""
+    return None if config.cache_root is None else config.cache_root / "backends" / name
+
+
 def _made(registry: Registry[BackendSpec], name: str, config: EngineConfig) -> Backend:
-    made: Backend = registry.load(name)(device=config.device, dtype=config.dtype, deterministic=config.deterministic)
+    settings = BackendSettings(config.device, config.gpu_memory_utilization, backend_cache(config, name))
+    return make_backend(registry, name, settings, dtype=config.dtype, deterministic=config.deterministic)
+
+
+def make_backend(
+    registry: Registry[BackendSpec], name: str, settings: BackendSettings, *, dtype: str, deterministic: bool
+) -> Backend:
+    """What has to be settled before its import first, then the backend. DeviceError and UsageError from either."""
+    registry.choose(name).prepare(settings)
+    made: Backend = registry.load(name)(device=settings.device, dtype=dtype, deterministic=deterministic)
     return made
+
+
+def _other_way(spec: BackendSpec, device: str) -> str:
+    if device != "cpu" and probed(spec, "cpu").available:
+        return f"`--device cpu` runs {spec.name} on the CPU; without --backend the best one that can run is taken"
+    return "leave --backend out: then the best one that can run is taken; `mlxcel doctor` shows each"
 
 
 def _asked(config: EngineConfig) -> str:

@@ -1,7 +1,7 @@
 """Engine options from four places: an explicit value, else a variable, else the configuration file, else the default.
 
-The only reader of the environment (docs/spec/clients.md 0.1). Whatever cannot be obeyed is an error that names its
-place; an empty variable counts as not set, MLXCEL_PLUGINS apart, where it means that no third party's plugin loads.
+The only place that touches the environment (docs/spec/clients.md 0.1). Whatever cannot be obeyed is an error that names
+its place; an empty variable counts as not set, MLXCEL_PLUGINS apart, where it means that no third party's plugin loads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import attrs
 from mlxcel.core.param_records import LoopDetection
 from mlxcel.errors import UsageError
 from mlxcel.options import BY_NAME, OPTIONS, Option
-from mlxcel.store.root import store_root
+from mlxcel.store.root import cache_root, store_root
 
 Origin = Literal["flag", "environment", "config", "default"]
 
@@ -33,7 +33,8 @@ class EngineConfig:
     """Effective options; the table in mlxcel/options.py says what each means. `origins` has one entry a field of it.
 
     `max_model_len` 0 and None of `kv_cache_budget`, `max_num_seqs`, `page_size` and `enable_prefix_caching` leave the
-    choice to the loader, None of `adaptive_prefill_chunk` and `mixed_step` to the level in force.
+    choice to the loader, None of `adaptive_prefill_chunk` and `mixed_step` to the level in force. `cache_root` is the
+    folder for what can be made again; None where this user has no place for one.
     """
 
     backend: str | None
@@ -46,6 +47,7 @@ class EngineConfig:
     dtype: str
     kv_storage: str
     kv_cache_budget: int | None
+    gpu_memory_utilization: float
     prefill_chunk: int
     prefill_planner: str
     sampler: str
@@ -78,6 +80,7 @@ class EngineConfig:
     trace_hooks: bool
     plugins: str | None
     store_root: Path
+    cache_root: Path | None
     origins: Mapping[str, Origin]
 
     @classmethod
@@ -105,12 +108,30 @@ class EngineConfig:
         _require_one_template(values, origins)
         models, cache, xdg = (environ.get(name) for name in STORE_VARIABLES)
         root = store_root(models, cache, xdg, lambda: _home(environ))
-        return cls(**values, store_root=root, origins=origins)
+        try:
+            kept = cache_root(cache, xdg, lambda: _home(environ))
+        except UsageError:
+            kept = None
+        return cls(**values, store_root=root, cache_root=kept, origins=origins)
 
 
 def completion_request(environ: Mapping[str, str] | None = None) -> str | None:
     """What a shell's completion script asks for, None in ordinary runs."""
     return (os.environ if environ is None else environ).get(COMPLETION_VARIABLE)
+
+
+def set_variables(values: Mapping[str, str | None], *, unless_set: Mapping[str, str]) -> dict[str, str | None]:
+    """Variables for a library that reads them when it is imported: `values` in any case, None removing one, and those
+    of `unless_set` where there is none yet. Returns what `values` replaced."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    for name, value in unless_set.items():
+        os.environ.setdefault(name, value)
+    return before
 
 
 def plugin_limit(text: str | None) -> tuple[str, ...] | None:

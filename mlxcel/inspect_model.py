@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mlxcel.choose_backend import choose_backend
+from mlxcel.core.backend import DeviceMemory
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import WeightSchema
 from mlxcel.core.kv import FullKV, KVSpec, RecurrentKV, SlidingKV
 from mlxcel.core.named import load_target
-from mlxcel.errors import CheckpointError, DownloadError, MlxcelError
+from mlxcel.errors import CheckpointError, DeviceError, DownloadError, MlxcelError
 from mlxcel.footprint import ITEM_SIZES, Footprint, only, top_k, window_token_bytes
 from mlxcel.inspection import Fit, Inspection, KVBytes, MemoryFacts, Parameters, Shapes, Unsupported, Unused, Weights
 from mlxcel.load import choose_tokenizer, open_checkpoint
@@ -40,8 +41,11 @@ def inspect_model(
     Raises the errors of `resolve_model`; DownloadError for a model that is not in the store; UsageError for a
     `max_model_len` above the model's window; DeviceError where "auto" finds no backend to take the type from.
     """
-    settings = MemorySettings.of(config, rows=rows, dtype=_dtype(config, manager))
-    memory = memory_here(settings) if device_memory is None else Memory.of_device(device_memory, device_memory)
+    dtype, device = _computed(config, manager)
+    settings = MemorySettings.of(config, rows=rows, dtype=dtype)
+    if device_memory is not None:
+        device = DeviceMemory(device_memory, device_memory)
+    memory = memory_here(settings, device)
     with ExitStack() as held:
         store = ModelStore(config.store_root)
         found = _find(config.model, manager, store, progress)
@@ -57,13 +61,21 @@ def inspect_model(
         return _explained(attrs.evolve(basics, **fields), failed)
 
 
-def _dtype(config: EngineConfig, manager: PluginManager) -> str:
-    """What is asked for, whatever backend has it; else what the backend that would run here computes in."""
+def _computed(config: EngineConfig, manager: PluginManager) -> tuple[str, DeviceMemory | None]:
+    """The type that is asked for, whatever backend has it, else what the backend that would run here computes in; and
+    the memory of its device, where one can run here."""
     if config.backend is not None:
         manager.backends().choose(config.backend)
-    if config.dtype != "auto":
-        return config.dtype
-    return choose_backend(config, manager).backend.caps.dtype
+    try:
+        backend = choose_backend(attrs.evolve(config, dtype="auto"), manager).backend
+    except DeviceError:
+        if config.dtype == "auto":
+            raise
+        return config.dtype, None
+    try:
+        return (backend.caps.dtype if config.dtype == "auto" else config.dtype), backend.memory()
+    finally:
+        backend.close()
 
 
 def _find(name_or_path: str, manager: PluginManager, store: ModelStore, progress: Progress) -> ResolvedModel:

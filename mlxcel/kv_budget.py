@@ -13,10 +13,13 @@ from mlxcel.errors import CapacityError, UsageError
 
 @attrs.frozen
 class Budget:
-    """Bytes for the KV, and whether somebody asked for just these."""
+    """Bytes for the KV, and whether somebody asked for just these; words for messages: where else they are from, and
+    what makes them more."""
 
     bytes: int
     explicit: bool
+    origin: str = ""
+    raise_by: str = "raise --kv-cache-budget"
 
 
 @attrs.frozen
@@ -47,18 +50,18 @@ def choose_context(asked: int, window: int, budget: Budget, kv_bytes: Callable[[
     needed = kv_bytes(ceil_block(wanted))
     if needed <= budget.bytes:
         return Context(wanted)
-    numbers = f"{needed} bytes for {wanted} positions, {budget.bytes} bytes of KV budget"
+    numbers = f"{needed} bytes for {wanted} positions, {budget.bytes} bytes of KV budget{budget.origin}"
     fitting = BLOCK * bisect_right(range(ceil_block(wanted) // BLOCK), budget.bytes, key=lambda n: kv_bytes(n * BLOCK))
     fitting -= BLOCK  # the first that does not fit, less one block
     if fitting <= 0:
         kind = UsageError if budget.explicit else CapacityError
         raise kind(
             f"the KV budget does not hold {BLOCK} positions, the least there can be: {numbers}",
-            hint=f"--kv-cache-budget {kv_bytes(BLOCK)} or more",
+            hint=budget.raise_by if budget.origin else f"--kv-cache-budget {kv_bytes(BLOCK)} or more",
         )
     if asked:
         raise UsageError(
             f"--ctx-size {asked} does not fit: {numbers}",
-            hint=f"the largest that fits is --ctx-size {fitting}; or raise --kv-cache-budget",
+            hint=f"the largest that fits is --ctx-size {fitting}; or {budget.raise_by}",
         )
     return Context(fitting, f"the context is {fitting} positions instead of the model's {window}: {numbers}")

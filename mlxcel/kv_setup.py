@@ -81,7 +81,11 @@ def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, 
     held = plan.pages(size)
     pages = filled if held is None else held if cached else min(filled, held)
     store = make(kv_spec=kv_spec, slots=rows, context=context, page_size=size, pages=pages)
-    log.info("KV: %d pages of %d positions, %d rows of at most %d", store.num_pages, store.page_size, rows, context)
+    tokens = store.num_pages * store.page_size
+    log.info(
+        "KV: %d pages of %d positions, %d tokens in all: %d a row while all of %d rows are full, at most %d",
+        store.num_pages, store.page_size, tokens, min(context, tokens // rows), rows, context,
+    )  # fmt: skip
     return store
 
 

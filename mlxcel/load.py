@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mlxcel.choose_backend import Chosen, choose_backend
-from mlxcel.core.backend import BackendCaps
+from mlxcel.core.backend import BackendCaps, WarmsUp
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.engine import Engine
 from mlxcel.core.finish import FinishStep
@@ -132,7 +132,7 @@ def load_model(
     Raises the errors of mlxcel/errors.py; nothing stays open then.
     """
     parts = _choose(config, manager, slots, scheduled)
-    say(f"backend: {parts.chosen.name} ({parts.chosen.why})")
+    say(parts.chosen.line)
     timed = _Timed(progress, clock)
     with ExitStack() as held:
         store = ModelStore(config.store_root)
@@ -256,7 +256,7 @@ def _assemble(
 
     dtype = backend.caps.dtype
     footprint = Footprint.of(family, model_config)
-    memory = memory_here(MemorySettings.of(config, rows=parts.rows.most, dtype=dtype))
+    memory = memory_here(MemorySettings.of(config, rows=parts.rows.most, dtype=dtype), backend.memory())
     plan_rows(footprint, config, parts.rows, memory, dtype=dtype).admitted()  # before a weight is read
     held.callback(backend.close)
     backend.load(family, model_config, checkpoint, progress)
@@ -289,6 +289,8 @@ def _assemble(
         observers=observers,
     )
     held.callback(engine.shutdown)
+    if isinstance(backend, WarmsUp):
+        backend.warm_up(progress)
     cache: PromptCache | None = None
     if parts.cached:
         cache = make_cache(config, engine, kv, kv_spec, memory_plan, clock)

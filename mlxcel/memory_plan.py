@@ -14,20 +14,21 @@ from mlxcel.errors import CapacityError, MlxcelError, UsageError
 from mlxcel.footprint import ITEM_SIZES, Footprint
 from mlxcel.host_memory import host_memory
 from mlxcel.kv_budget import Budget, Context, choose_context, require_window
+from mlxcel.options import DEVICE_SHARE
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
+    from mlxcel.core.backend import DeviceMemory
 
 HOST_SHARE: Final = 0.5
-DEVICE_SHARE: Final = 0.9
 
 
 @attrs.frozen
 class Memory:
     """Where a model is to be. Bytes; `device`: memory of its own, else the host's, which other programs share.
 
-    Of a device `share` of all is for weights, workspace and KV together. Of a host `share` of what weights and
-    workspace leave is for the KV.
+    Of a device `share` of all, as far as it is free, is for weights, workspace and KV together. Of a host `share` of
+    what weights and workspace leave is for the KV.
     """
 
     total: int
@@ -46,7 +47,16 @@ class Memory:
     @property
     def usable(self) -> int:
         """For weights, workspace and KV together."""
-        return int(self.share * self.total) if self.device else self.free
+        return min(int(self.share * self.total), self.free) if self.device else self.free
+
+    @property
+    def words(self) -> str:
+        """What `usable` is."""
+        if not self.device:
+            return f"{self.usable} free in this host's memory"
+        if self.usable < int(self.share * self.total):
+            return f"{self.usable} of the device's {self.total}, of which others hold the rest"
+        return f"{self.usable}, {self.share:g} of the device's {self.total}"
 
     def kv_budget(self, taken: int) -> int:
         """What is for the KV where nobody says, beside `taken` bytes of weights and workspace. Below 0: they are too
@@ -72,11 +82,13 @@ class MemorySettings:
     kv_budget: int | None  # bytes; None: `Memory.kv_budget`
     dtype: str  # of the computation
     paged: bool = False  # rows share one pool, else each has room for N positions
+    device_share: float = DEVICE_SHARE  # of a device's memory
 
     @classmethod
     def of(cls, config: EngineConfig, *, rows: int, dtype: str) -> MemorySettings:
         paged = storage_name(config, rows) == "paged"
-        return cls(config.max_model_len, config.prefill_chunk, rows, config.kv_cache_budget, dtype, paged)
+        share = config.gpu_memory_utilization
+        return cls(config.max_model_len, config.prefill_chunk, rows, config.kv_cache_budget, dtype, paged, share)
 
 
 @attrs.frozen
@@ -163,8 +175,11 @@ class MemoryPlan:
         return self.budget.bytes // self.full_row_bytes if self.full_row_bytes else self.settings.rows
 
 
-def memory_here(settings: MemorySettings) -> Memory | None:
-    """The host's. UsageError when it cannot be read and no budget is given; with one it may stay unknown."""
+def memory_here(settings: MemorySettings, device: DeviceMemory | None) -> Memory | None:
+    """The device's, or without one the host's. UsageError when that cannot be read and no budget is given; with one it
+    may stay unknown."""
+    if device is not None:
+        return Memory.of_device(device.total, device.free, settings.device_share)
     try:
         found = host_memory()
     except UsageError:
@@ -196,6 +211,9 @@ def plan_memory(
     explicit = settings.kv_budget is not None
     left = 0 if memory is None else memory.kv_budget(weights + workspace)
     budget = Budget(max(0, left) if settings.kv_budget is None else settings.kv_budget, explicit=explicit)
+    if memory is not None and memory.device and not explicit:
+        taken = f"{weights} bytes of weights and {workspace} of workspace"
+        budget = attrs.evolve(budget, origin=f" (of {memory.words}, less {taken})", raise_by=_RAISE_SHARE)
     plan = MemoryPlan(settings, memory, model.kv, model.window, weights, workspace, budget, None, None)
     if memory is not None and left < 0:
         return attrs.evolve(plan, refusal=_too_large(plan, memory))
@@ -205,11 +223,13 @@ def plan_memory(
         return attrs.evolve(plan, refusal=error)
 
 
+_RAISE_SHARE: Final = "raise --gpu-memory-utilization, or lower --prefill-chunk, which takes workspace"
+
+
 def _too_large(plan: MemoryPlan, memory: Memory) -> CapacityError:
-    kind = f"{memory.share:g} of the device's {memory.total}" if memory.device else "free in this host's memory"
-    usable = kind if memory.device else f"{memory.usable} {kind}"
+    more = "a larger --gpu-memory-utilization" if memory.device and memory.share < 1 else "more memory"
     return CapacityError(
         f"the model does not fit: {plan.weights} bytes of weights as {plan.settings.dtype} and {plan.workspace} bytes "
-        f"of workspace, and the memory for them is {usable}",
-        hint="a smaller --prefill-chunk takes less workspace; else take a smaller model, or more memory",
+        f"of workspace, and the memory for them is {memory.words}: no token of KV fits beside them",
+        hint=f"a smaller --prefill-chunk takes less workspace; else take a smaller model, or {more}",
     )

@@ -17,6 +17,7 @@ from mlxcel.core.param_records import LoopDetection
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
 _REAL: Final = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?", re.ASCII)
 _SIZE: Final = re.compile(r"([0-9]{1,20})([KMGT]?)", re.ASCII | re.IGNORECASE)
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(?::[0-9]{1,3})?", re.ASCII)
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 MAX_WHOLE: Final = 2**63 - 1
 _FAR: Final = 10**40  # beyond what _WHOLE takes
@@ -68,12 +69,12 @@ def real(words: str = "a number", metavar: str = "X") -> Kind:
     return Kind(metavar, words, from_text, from_data)
 
 
-def real_in(low: float, high: float, words: str, metavar: str = "X") -> Kind:
-    """A number from `low` to `high`."""
+def real_in(low: float, high: float, words: str, metavar: str = "X", *, above: bool = False) -> Kind:
+    """A number from `low` to `high`, or `above` low."""
     any_number = real()
 
     def within(value: float) -> float:
-        return value if low <= value <= high else float(_refuse(value))
+        return value if low <= value <= high and not (above and value == low) else float(_refuse(value))
 
     return Kind(
         metavar,
@@ -105,6 +106,14 @@ def _name(value: Any) -> str:
 NAME: Final = Kind("NAME", "a name", _name, _name)
 TEXT: Final = Kind("TEXT", "text", _string, _string)
 FILE: Final = Kind("FILE", "the name of a file", _name, _name)
+
+
+def _device(value: Any) -> str:
+    text = _string(value)
+    return text if _DEVICE.fullmatch(text) else str(_refuse(value))
+
+
+DEVICE: Final = Kind("auto|cuda|cuda:N|cpu", "auto, cuda, cuda:N (the GPU of that number) or cpu", _device, _device)
 
 
 def one_of(*names: str) -> Kind:

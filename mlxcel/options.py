@@ -10,6 +10,7 @@ import attrs
 
 from mlxcel.option_values import (
     CAPACITY,
+    DEVICE,
     FILE,
     JSON_OBJECT,
     LOOP_DETECTION,
@@ -30,6 +31,8 @@ Group = Literal["global", "model", "engine", "advanced", "scheduler", "output"]
 """`scheduler`: of clients that run many rows; one that runs a single row has none of these."""
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
+DEVICE_SHARE: Final = 0.9
+"""Of a device's memory: what is left serves the driver, loaded programs and whoever else is there."""
 
 
 @attrs.frozen
@@ -75,7 +78,7 @@ OPTIONS: Final = (
         "Backend that runs the model: reference-numpy, jax-cuda or a plugin's.", "global",
     ),
     Option(
-        "device", ("--device",), "MLXCEL_DEVICE", one_of("auto", "cuda", "cpu"), "auto", "auto",
+        "device", ("--device",), "MLXCEL_DEVICE", DEVICE, "auto", "auto",
         "Device. One that is named and missing is an error.", "global",
     ),
     Option(
@@ -108,7 +111,13 @@ OPTIONS: Final = (
     ),
     Option(
         "kv_cache_budget", ("--kv-cache-budget",), "MLXCEL_KV_CACHE_BUDGET", SIZE, None,
-        "auto: half of what the weights leave of the host's memory", "Memory for the KV, such as 512M or 2G.", "engine",
+        "auto: what weights and workspace leave of a device's share, or half of what they leave of the host's memory",
+        "Memory for the KV, such as 512M or 2G.", "engine",
+    ),
+    Option(
+        "gpu_memory_utilization", ("--gpu-memory-utilization",), "MLXCEL_MEMORY_FRACTION",
+        real_in(0, 1, "a number above 0 and at most 1", above=True), DEVICE_SHARE, f"{DEVICE_SHARE:.2f}",
+        "Share of a GPU's memory for weights, KV and workspace together.", "engine",
     ),
     Option(
         "prefill_chunk", ("--prefill-chunk", "--prefill-chunk-size"), "MLXCEL_PREFILL_CHUNK",

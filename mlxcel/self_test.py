@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import numpy as np
 
+from mlxcel.choose_backend import make_backend
+from mlxcel.core.backend import BackendCaps, BackendSettings
 from mlxcel.core.checkpoint import TensorInfo
 from mlxcel.core.engine import Engine
 from mlxcel.core.params import SamplingParams
@@ -76,12 +78,14 @@ def seeded_checkpoint(family: ModelFamily, architecture: str, config: Mapping[st
     return attrs.evolve(bare, tensors=tensors)
 
 
-def two_tokens(manager: PluginManager, backend_name: str) -> RequestResult:
-    """Raises what the backend raises. A row's own fault is in the result."""
+def two_tokens(
+    manager: PluginManager, backend_name: str, settings: BackendSettings
+) -> tuple[RequestResult, BackendCaps]:
+    """The reply, and what gave it. Raises what the backend raises; a row's own fault is in the result."""
     family = manager.families().load("tiny")()
     checkpoint = seeded_checkpoint(family, "mlxcel-tiny", CONFIG)
     config = family.parse_config(checkpoint)
-    backend = manager.backends().load(backend_name)(device="auto", dtype="auto", deterministic=False)
+    backend = make_backend(manager.backends(), backend_name, settings, dtype="auto", deterministic=False)
     backend.load(family, config, checkpoint, NoProgress())
     tokenizer, kv_spec = ByteTokenizer(), family.kv_spec(config)
     kv = manager.kv_stores().load("dense")(
@@ -89,9 +93,9 @@ def two_tokens(manager: PluginManager, backend_name: str) -> RequestResult:
     )
     sampler = manager.samplers().load("chain")(vocab=config.vocab_size, tokenizer=tokenizer)
     finish = StandardFinish(stream=lambda row: Detokeniser(tokenizer), steps={})
-    settings = EngineSettings(config.vocab_size, config.context, slots=1)
-    with Engine(backend=backend, kv_spec=kv_spec, kv=kv, sampler=sampler, finish=finish, settings=settings) as engine:
+    bounds = EngineSettings(config.vocab_size, config.context, slots=1)
+    with Engine(backend=backend, kv_spec=kv_spec, kv=kv, sampler=sampler, finish=finish, settings=bounds) as engine:
         planner = manager.prefill_planners().load("chunked")(chunk=128, level=engine.level, caps=backend.caps)
         prompt = np.asarray(tokenizer.encode("hello", add_special=False), np.int32)
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0, seed=SEED)
-        return generate(engine, SequenceSpec("self-test", prompt, params), planner=planner)
+        return generate(engine, SequenceSpec("self-test", prompt, params), planner=planner), backend.caps

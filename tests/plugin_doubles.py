@@ -70,7 +70,7 @@ class Thing:
     def step_finished(self, report): pass
     def request_finished(self, result): pass
 
-def probe(): pass
+def probe(device): pass
 
 def fetch(target, progress):
     (target / "polly.gguf").write_bytes(b"abc")

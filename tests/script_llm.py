@@ -12,7 +12,7 @@ PLUGIN = (
     + """
 from mlxcel.core.backend import Probe
 
-def probe():
+def probe(device):
     return Probe(available=True, reason="a script")
 
 def backend(*, device, dtype, deterministic):

@@ -27,6 +27,7 @@ SAMPLES = {
     "max_model_len": ("128", 128),
     "dtype": ("float32", "float32"),
     "kv_cache_budget": ("2G", 2 << 30),
+    "gpu_memory_utilization": ("0.5", 0.5),
     "prefill_chunk": ("64", 64),
     "chat_template_kwargs": ('{"a": 1}', {"a": 1}),
     "served_model_name": ("other", ("other",)),
@@ -64,7 +65,7 @@ def value(config: EngineConfig, option: Option) -> object:
 
 def test_the_record_has_the_fields_of_the_table() -> None:
     fields = {field.name for field in attrs.fields(EngineConfig)}
-    assert fields == {*BY_NAME, "store_root", "origins"}
+    assert fields == {*BY_NAME, "store_root", "cache_root", "origins"}
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from real_engine import real_engine
 
 from mlxcel import host_memory, memory_plan
+from mlxcel.config import EngineConfig
+from mlxcel.core.backend import DeviceMemory
 from mlxcel.core.checkpoint import TensorInfo
 from mlxcel.core.kv import FullKV, KVLayout, RecurrentKV, SlidingKV
 from mlxcel.errors import CapacityError, UsageError
@@ -171,6 +173,70 @@ def test_v18_v19_a_device_by_the_formulas() -> None:
     assert plan.rows_at_full_context == plan.budget.bytes // (32768 * 3072 + state)
 
 
+@pytest.mark.parametrize("share", [0.25, 0.9, 1.0])
+def test_v18_the_share_of_a_device_is_the_options(share: float) -> None:
+    """Spec V18: u is `--gpu-memory-utilization`. A host that cannot be read does not matter then."""
+    config = EngineConfig.resolve({"gpu_memory_utilization": share, "dtype": "bfloat16"}, environ={})
+    settings = MemorySettings.of(config, rows=1, dtype="bfloat16")
+    memory = memory_here(settings, DeviceMemory(total=16 * GIB, free=16 * GIB))
+    plan = plan_memory(footprint(SMOLLM2), settings, memory, weights=269_030_016, workspace=50_000_000)
+    assert plan.budget.bytes == int(share * 16 * GIB) - 269_030_016 - 50_000_000
+    assert plan.admitted().positions == 8192
+
+
+def test_v18_of_a_device_others_hold_a_part_of() -> None:
+    """What is free bounds the share: of 16 GiB, 0.9 are asked for and 1 GiB is left."""
+    memory = memory_here(ONE_ROW, DeviceMemory(total=16 * GIB, free=GIB))
+    plan = plan_memory(footprint(SMOLLM2), ONE_ROW, memory, weights=538_060_032, workspace=100_000_000)
+    assert plan.budget.bytes == GIB - 538_060_032 - 100_000_000
+    full = plan_memory(footprint(SMOLLM2), ONE_ROW, memory_here(ONE_ROW, DeviceMemory(16 * GIB, 1000)))
+    with pytest.raises(CapacityError, match=f"is 1000 of the device's {16 * GIB}, of which others hold the rest"):
+        full.admitted()
+
+
+def test_what_a_device_does_not_hold_is_named_with_what_it_holds() -> None:
+    """Spec V18, V20: weights, workspace, share and device; the largest context that fits; what makes it more."""
+    settings = attrs.evolve(ONE_ROW, asked=8192, dtype="bfloat16", device_share=0.5)
+    taken = {"weights": 269_030_016, "workspace": 50_000_000}
+    device = DeviceMemory(10**9, 10**9)
+    plan = plan_memory(footprint(SMOLLM2), settings, memory_here(settings, device), **taken)
+    fitting = (500_000_000 - 319_030_016) // (23_040 * 128) * 128
+    with pytest.raises(UsageError) as caught:
+        plan.admitted()
+    said = caught.value.message
+    for number in (8192 * 23_040, 500_000_000 - 319_030_016, 269_030_016, 50_000_000, "500000000, 0.5 of", 10**9):
+        assert str(number) in said
+    assert str(caught.value.hint).startswith(
+        f"the largest that fits is --ctx-size {fitting}; or raise --gpu-memory-uti"
+    )
+    least = plan_memory(footprint(SMOLLM2), attrs.evolve(settings, device_share=0.32), memory_here(
+        attrs.evolve(settings, device_share=0.32), device), **taken)  # fmt: skip
+    with pytest.raises(CapacityError, match="does not hold 128 positions") as caught_least:
+        least.admitted()
+    assert "--gpu-memory-utilization" in str(caught_least.value.hint)
+    none = attrs.evolve(settings, device_share=0.3)
+    with pytest.raises(CapacityError, match=r"0\.3 of the device's 1000000000: no token of KV fits") as caught_none:
+        plan_memory(footprint(SMOLLM2), none, memory_here(none, device), **taken).admitted()
+    assert "a larger --gpu-memory-utilization" in str(caught_none.value.hint)
+    own = attrs.evolve(settings, kv_budget=23_040 * 1280)
+    with pytest.raises(UsageError) as caught_own:
+        plan_memory(footprint(SMOLLM2), own, memory_here(own, device), **taken).admitted()
+    assert str(caught_own.value.hint) == "the largest that fits is --ctx-size 1280; or raise --kv-cache-budget"
+
+
+def test_bytes_are_those_of_the_type() -> None:
+    """Weights, positions, rings and workspace of a 16-bit type are half; scores and logits stay float32."""
+    model = footprint(GEMMA3)
+    wide, narrow = (
+        plan_memory(model, attrs.evolve(ONE_ROW, dtype=dtype), host(64 * GIB)) for dtype in ("float32", "bfloat16")
+    )
+    assert wide.weights == 2 * narrow.weights
+    assert wide.position_bytes == 2 * narrow.position_bytes
+    assert wide.row_bytes(32768) == 2 * narrow.row_bytes(32768)
+    floats = 4 * (3 * 4 * 32768 + 4 * 262144)
+    assert wide.workspace - floats == 2 * (narrow.workspace - floats)
+
+
 def test_v20_a_pool_needs_room_for_one_row_and_dense_rows_for_all() -> None:
     """Spec V20: with pages a lone row can reach N; dense rows have N positions each."""
     model = footprint(SMOLLM2)
@@ -214,11 +280,11 @@ def test_a_budget_that_was_asked_for_needs_no_memory_to_be_known(monkeypatch: py
 
     monkeypatch.setattr(memory_plan, "host_memory", unknown)
     asked = attrs.evolve(ONE_ROW, kv_budget=46_080 * 1280)
-    assert memory_here(asked) is None
-    plan = plan_memory(footprint(SMOLLM2), asked, memory_here(asked))
+    assert memory_here(asked, None) is None
+    plan = plan_memory(footprint(SMOLLM2), asked, memory_here(asked, None))
     assert plan.admitted().positions == 1280
     with pytest.raises(UsageError, match="cannot be read"):
-        memory_here(ONE_ROW)
+        memory_here(ONE_ROW, None)
 
 
 def test_more_than_the_window_is_no_matter_of_memory() -> None:

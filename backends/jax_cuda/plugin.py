@@ -1,4 +1,4 @@
-"""Offers the JAX backend for NVIDIA GPUs."""
+"""Offers the JAX backend: on NVIDIA GPUs, and where it is named on the CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ def mlxcel_backends() -> list[BackendSpec]:
     return [
         BackendSpec(
             "jax-cuda",
-            "JAX on NVIDIA GPUs",
-            "mlxcel_jax_cuda.probe:refuse",
+            "JAX on NVIDIA GPUs; on the CPU with --device cpu",
+            "mlxcel_jax_cuda.backend:JaxBackend",
             priority=100,
             probe_target="mlxcel_jax_cuda.probe:probe",
+            prepare_target="mlxcel_jax_cuda.runtime:prepare",
         )
     ]

@@ -1,62 +1,51 @@
-"""Whether JAX could run on an NVIDIA GPU here, found without importing JAX and without starting CUDA."""
+"""Whether JAX could run here, on an NVIDIA GPU or on the CPU, found without importing JAX and without starting CUDA."""
 
 from __future__ import annotations
 
-import ctypes
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
-from typing import NoReturn
+from typing import Final
 
 from mlxcel.core.backend import Probe
-from mlxcel.errors import DeviceError
+from mlxcel_jax_cuda.driver import LIBRARY, cuda_version, gpus, has_driver
 
-_CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
-_DRIVER = "libcuda.so.1"
-_GPUS = Path("/proc/driver/nvidia/gpus")
-_INSTALL = "pip install 'mlxcel[cuda13]' or 'mlxcel[cuda12]'"
-_NO_ENGINE = "this version of mlxcel has no engine for it yet"
+CUDA_PLUGINS: Final = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+_CUDA: Final = "pip install 'mlxcel[cuda13]' or 'mlxcel[cuda12]'"
+_CPU: Final = "pip install 'mlxcel[jax]'"
 
 
-def probe() -> Probe:
-    """Not available: the engine side is not part of this version, so what the machine lacks comes second."""
-    lacking = missing()
-    reason = f"{_NO_ENGINE}; this machine would need {' and '.join(lacking)}" if lacking else _NO_ENGINE
-    return Probe(available=False, reason=reason, devices=gpus())
+def probe(device: str) -> Probe:
+    """Of a GPU, unless the CPU is asked for. There JAX runs only where it is named: `reference-numpy` is the choice of
+    a machine without a GPU."""
+    cpu, there = device == "cpu", gpus()
+    lacking = missing(device)
+    if lacking:
+        return Probe(available=False, reason=f"it needs {' and '.join(lacking)}", devices=() if cpu else there)
+    if cpu:
+        idle = f"; {', '.join(there)} is not used" if there else ""
+        return Probe(available=True, reason=f"{_jax()} on XLA:CPU{idle}", devices=("cpu",), by_name_only=True)
+    plugin = next(name for name in CUDA_PLUGINS if find_spec(name))
+    reason = f"{_jax()} with {plugin} on {there[0]}, whose driver serves CUDA {cuda_version()}"
+    return Probe(available=True, reason=reason, devices=there)
 
 
-def missing() -> list[str]:
-    """What JAX would need on this machine and does not find, each with what installs it."""
-    lacking = []
-    if find_spec("jax") is None:
-        lacking.append(f"jax ({_INSTALL})")
-    elif not any(find_spec(name) for name in _CUDA_PLUGINS):
-        lacking.append(f"the CUDA plugin of jax ({_INSTALL})")
+def missing(device: str) -> list[str]:
+    """What JAX needs for this device and does not find, each with what installs it."""
+    install = _CPU if device == "cpu" else _CUDA
+    lacking = [f"{name} ({install})" for name in ("jax", "flax") if find_spec(name) is None]
+    if device == "cpu":
+        return lacking
+    if find_spec("jax") is not None and not any(find_spec(name) for name in CUDA_PLUGINS):
+        lacking.append(f"the CUDA plugin of jax ({install})")
     if not has_driver():
-        lacking.append(f"an NVIDIA driver ({_DRIVER})")
+        lacking.append(f"an NVIDIA driver ({LIBRARY})")
+    if not gpus():
+        lacking.append("an NVIDIA GPU")
     return lacking
 
 
-def has_driver() -> bool:
-    """Whether the driver's library can be opened. CUDA is not initialised: that would take time, and a context."""
+def _jax() -> str:
     try:
-        ctypes.CDLL(_DRIVER)
-    except OSError:
-        return False
-    return True
-
-
-def gpus() -> tuple[str, ...]:
-    """Names of the GPUs that the driver lists, () where it lists none or is not there."""
-    try:
-        files = sorted(_GPUS.glob("*/information"))
-        lines = [line for file in files for line in file.read_text().splitlines()]
-    except OSError:
-        return ()
-    return tuple(line.partition(":")[2].strip() for line in lines if line.startswith("Model:"))
-
-
-def refuse(**options: object) -> NoReturn:
-    """What the backend's target gives in this version, whatever the options: DeviceError with the probe's reason."""
-    raise DeviceError(
-        f"the backend jax-cuda cannot run: {probe().reason}", hint="`--backend reference-numpy` runs on any CPU"
-    )
+        return f"JAX {version('jax')}"
+    except PackageNotFoundError:  # on the path, and not installed
+        return "JAX"

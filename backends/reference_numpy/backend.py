@@ -72,6 +72,9 @@ class NumpyBackend:
     def weight_bytes(self) -> int:
         return self._loaded().weights.nbytes
 
+    def memory(self) -> None:
+        """NumPy's arrays lie in the host's memory."""
+
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         self._model = _Model(family, config, load_weights(family.schema(config), checkpoint, progress))
 

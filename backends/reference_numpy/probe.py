@@ -7,6 +7,8 @@ from importlib.metadata import version
 from mlxcel.core.backend import Probe
 
 
-def probe() -> Probe:
-    """Always available. NumPy's version is read, NumPy is not imported."""
+def probe(device: str) -> Probe:
+    """Available on the CPU. NumPy's version is read, NumPy is not imported."""
+    if device not in ("auto", "cpu"):
+        return Probe(available=False, reason=f"it runs on the CPU, not on {device}")
     return Probe(available=True, reason=f"NumPy {version('numpy')}", devices=("cpu",))

@@ -18,6 +18,7 @@ import click
 
 from mlxcel.cli.commands import NAMES
 from mlxcel.errors import MlxcelError
+from mlxcel.options import BY_NAME
 
 if TYPE_CHECKING:
     from mlxcel.cli.context import CliContext
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "warning", "failed"]
 
-PACKAGES: Final = ("mlxcel", "numpy", "click", "pluggy", "tokenizers", "safetensors", "jinja2", "jax", "flax")
-OPTIONAL: Final = frozenset({"jax", "flax"})
+PACKAGES: Final = ("mlxcel", "numpy", "click", "pluggy", "tokenizers", "safetensors", "jinja2")
+OPTIONAL: Final = ("jax", "jaxlib", "flax", "jax-cuda13-plugin", "jax-cuda12-plugin")
 _NVIDIA: Final = Path("/proc/driver/nvidia/version")
 
 
@@ -62,15 +63,17 @@ def run_checks(config: EngineConfig, manager: PluginManager) -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield _packages()
     yield from _gpu()
-    yield from _backends(manager)
+    share = BY_NAME["gpu_memory_utilization"]
+    yield Check("memory of a GPU", "ok", f"{getattr(config, share.name):g} of it ({config.origins[share.name]})")
+    yield from _backends(config, manager)
     yield from _plugins(manager)
     yield _store(config.store_root)
     yield _default_model(config, manager)
 
 
 def _packages() -> Check:
-    found = {name: _version(name) for name in PACKAGES}
-    lacking = [name for name, version in found.items() if version is None and name not in OPTIONAL]
+    found = {name: _version(name) for name in (*PACKAGES, *OPTIONAL)}
+    lacking = [name for name in PACKAGES if found[name] is None]
     words = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
     if lacking:
         return Check("packages", "failed", words, f"pip install {' '.join(lacking)}")
@@ -100,7 +103,7 @@ def _gpu() -> Iterator[Check]:
         )  # fmt: skip
 
 
-def _backends(manager: PluginManager) -> Iterator[Check]:
+def _backends(config: EngineConfig, manager: PluginManager) -> Iterator[Check]:
     from mlxcel.choose_backend import probed
 
     available = []
@@ -110,32 +113,55 @@ def _backends(manager: PluginManager) -> Iterator[Check]:
         yield Check("backends", "failed", error.message, error.hint)
         return
     for spec in sorted(specs, key=lambda spec: -spec.priority):
-        probe = probed(spec)
+        probe = probed(spec, config.device)
         words = f"{'available' if probe.available else 'not available'}: {probe.reason}"
         devices = f" ({', '.join(probe.devices)})" if probe.devices else ""
         yield Check(f"backend {spec.name}", "ok", f"{words}{devices}")
         if probe.available:
-            available.append(spec.name)
+            available.append(spec)
     if not available:
         yield Check("backends", "failed", "none can run here", "pip install --force-reinstall mlxcel")
-    for name in available:
-        yield _two_tokens(manager, name)
+    for spec in available:
+        yield _two_tokens(config, manager, spec.name)
+        if spec.prepare_target is not None:
+            yield _backend_cache(config, spec.name)
 
 
-def _two_tokens(manager: PluginManager, backend: str) -> Check:
+def _two_tokens(config: EngineConfig, manager: PluginManager, backend: str) -> Check:
+    from mlxcel.choose_backend import backend_cache
+    from mlxcel.core.backend import BackendSettings
     from mlxcel.self_test import TOKENS, two_tokens
 
     name = f"generation on {backend}"
     hint = "run again with -vv generate for the trace"
+    # No share of the memory is taken at once: a server may be running on the device.
+    settings = BackendSettings(config.device, None, backend_cache(config, backend))
     try:
-        result = two_tokens(manager, backend)
+        result, caps = two_tokens(manager, backend, settings)
     except Exception as error:
         return Check(name, "failed", f"{type(error).__name__}: {error}", hint)
     if result.error is not None or len(result.token_ids) != TOKENS:
         return Check(
             name, "failed", f"{len(result.token_ids)} of {TOKENS} tokens: {result.error or result.cause}", hint
         )
-    return Check(name, "ok", f"{TOKENS} tokens of the toy model: {', '.join(map(str, result.token_ids))}")
+    ids = ", ".join(map(str, result.token_ids))
+    return Check(
+        name, "ok", f"{TOKENS} tokens of the toy model on {caps.platform} ({caps.device}), {caps.dtype}: {ids}"
+    )
+
+
+def _backend_cache(config: EngineConfig, backend: str) -> Check:
+    """What a backend keeps between runs, such as compiled programs."""
+    from mlxcel.choose_backend import backend_cache
+
+    name, root = f"cache of {backend}", backend_cache(config, backend)
+    if root is None:
+        return Check(name, "warning", "there is no folder for one", "set HOME, or MLXCEL_CACHE_DIR to a folder")
+    check = _folder(name, root, "set MLXCEL_CACHE_DIR to a folder that you may write to")
+    if check.status != "ok":
+        return check
+    sizes = [file.stat().st_size for file in root.rglob("*") if file.is_file()]
+    return attrs.evolve(check, detail=f"{check.detail}, {len(sizes)} files of {sum(sizes) / 1e6:.1f} MB")
 
 
 def _plugins(manager: PluginManager) -> Iterator[Check]:
@@ -151,16 +177,19 @@ def _plugins(manager: PluginManager) -> Iterator[Check]:
 
 
 def _store(root: Path) -> Check:
+    return _folder("model store", root, "set MLXCEL_MODELS_DIR to a folder that you may write to")
+
+
+def _folder(name: str, root: Path, hint: str) -> Check:
     """Where it would be made, when it is not there yet."""
-    hint = "set MLXCEL_MODELS_DIR to a folder that you may write to"
     try:
         place = next(folder for folder in (root, *root.parents) if folder.exists())  # raises where one may not look
         with tempfile.TemporaryFile(dir=place):
             free = shutil.disk_usage(place).free
     except OSError as error:
-        return Check("model store", "warning", f"{root} cannot be written to: {error.strerror or error}", hint)
+        return Check(name, "warning", f"{root} cannot be written to: {error.strerror or error}", hint)
     made = "" if place == root else " (not made yet)"
-    return Check("model store", "ok", f"{root}{made}, {free / 1e9:.1f} GB free")
+    return Check(name, "ok", f"{root}{made}, {free / 1e9:.1f} GB free")
 
 
 def _default_model(config: EngineConfig, manager: PluginManager) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import click
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from mlxcel.inspection import Fit, Inspection, KVBytes, Shapes
 
 
+_OPTIONS: Final = ("max_model_len", "dtype", "kv_cache_budget", "gpu_memory_utilization", "prefill_chunk")
+
+
 @click.command(
     "inspect",
     cls=SectionCommand,
     params=[
         model_argument(),
         click_option(BY_NAME["model"]),
-        *(click_option(BY_NAME[name]) for name in ("max_model_len", "dtype", "kv_cache_budget", "prefill_chunk")),
+        *(click_option(BY_NAME[name]) for name in _OPTIONS),
         SectionOption(
             ("--parallel", "--max-num-seqs"), metavar="N", default=1,
             type=KindType(whole(1, 2**31 - 1, "an integer of 1 or more")),

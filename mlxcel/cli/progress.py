@@ -21,6 +21,7 @@ WORDS: Final = {
     "verify": "verifying",
     "wait": "waiting for another process",
     "load": "loading the weights",
+    "compile": "compiling",
     "prefill": "reading the prompt",
     "generate": "answering",
 }

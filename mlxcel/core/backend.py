@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import attrs
 
@@ -26,27 +27,55 @@ Level = Literal["R0", "R1", "R2"]
 
 @attrs.frozen
 class Probe:
-    """Whether a backend can run here, and why; `devices` names what it would run on, best first."""
+    """Whether a backend can run here on the device that is asked for, and why.
+
+    `devices` names what it runs on, best first, or what is there and it cannot use. `by_name_only`: it is not taken
+    unless somebody names it.
+    """
 
     available: bool
     reason: str
     devices: tuple[str, ...] = ()
+    by_name_only: bool = False
+
+
+@attrs.frozen
+class BackendSettings:
+    """What has to be settled before a backend, or a library under it, is imported."""
+
+    device: str  # as asked for: "auto", "cpu", "cuda", "cuda:1"
+    memory_share: float | None  # of the device's memory, to be taken at once; None: as it is needed
+    cache_folder: Path | None  # for what a backend keeps from one run to the next; None: there is no place for it
 
 
 @attrs.frozen
 class BackendSpec(Named):
     """A backend by name. `load()` gives its class, called with `device`, `dtype` and `deterministic` by keyword.
 
-    `probe_target` is a lazy "module:function" `() -> Probe` that imports nothing heavy. Without `--backend` the
-    available one of highest priority is taken.
+    `probe_target` is a lazy "module:function" `(device: str) -> Probe` that imports nothing heavy. Without `--backend`
+    the available one of highest priority is taken. `prepare_target` is one `(settings: BackendSettings) -> None` that
+    is called each time before the class is imported and called; DeviceError when it is too late for these settings.
     """
 
     priority: int = attrs.field(kw_only=True)
     probe_target: str = attrs.field(kw_only=True)
+    prepare_target: str | None = attrs.field(default=None, kw_only=True)
 
-    def probe(self) -> Probe:
-        found: Probe = load_target(self.probe_target)()
+    def probe(self, device: str = "auto") -> Probe:
+        found: Probe = load_target(self.probe_target)(device)
         return found
+
+    def prepare(self, settings: BackendSettings) -> None:
+        if self.prepare_target is not None:
+            load_target(self.prepare_target)(settings)
+
+
+@attrs.frozen
+class DeviceMemory:
+    """Memory that a device has of its own, in bytes: all of it, and what of it this process may still take."""
+
+    total: int
+    free: int
 
 
 @attrs.frozen
@@ -62,6 +91,7 @@ class BackendCaps:
     mixed_steps: bool  # decode rows and pieces in one step, with the bits of separate steps
     prefill_widths: tuple[int, ...] = ()  # padded widths at R0; () pads nothing
     r1_tokens: int = 0  # the one width of a piece at R1
+    compiled: bool = False  # it compiles what it runs: steps are packed for the sampler's closed list of stage sets
 
     def piece_width(self, length: int, level: Level) -> int:
         """Tokens that a piece of `length` is padded to (spec P3): multiples of one width at R1, the smallest width that
@@ -79,6 +109,10 @@ class Backend(Protocol):
 
     @property
     def caps(self) -> BackendCaps: ...
+
+    def memory(self) -> DeviceMemory | None:
+        """Of the device, asked before `load`. None where it has none of its own: then the host's counts."""
+        ...
 
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         """Read every weight of the family's schema, once. CheckpointError names what is missing or of another shape."""
@@ -129,4 +163,13 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free device memory; harmless when called again."""
+        ...
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """A backend that compiles. One that has this method is called once, behind `start` and before the first step."""
+
+    def warm_up(self, progress: Progress) -> None:
+        """Compile all that a step may need, as the phase "compile" of so many programs."""
         ...

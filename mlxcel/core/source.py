@@ -16,7 +16,7 @@ class Progress(Protocol):
 
     def start(self, phase: str, total: int | None, unit: str) -> None:
         """A phase begins: "download" and "verify" (bytes), "wait" (for another process, no total), "load"
-        (tensors), "prefill" (tokens)."""
+        (tensors), "compile" (programs), "prefill" (tokens)."""
         ...
 
     def advance(self, done: int) -> None:

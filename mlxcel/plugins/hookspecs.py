@@ -30,7 +30,8 @@ def mlxcel_backends() -> list[BackendSpec]:
     """Backends, chosen by `--backend NAME`, else the available one of highest priority.
 
     `load()` gives a class, called with `device` (str), `dtype` (str) and `deterministic` (bool) by keyword, whose
-    instances are a `Backend`. `probe_target` names a function `() -> Probe` that imports nothing heavy.
+    instances are a `Backend`. `probe_target` names a function `(device: str) -> Probe` that imports nothing
+    heavy, `prepare_target` one `(settings: BackendSettings) -> None` that runs before the class is imported, or None.
     """
 
 

@@ -73,6 +73,9 @@ def _faults(spec: Any) -> Iterator[str]:
         value = getattr(spec, field, "a:a")
         if not (isinstance(value, str) and _TARGET.fullmatch(value)):
             yield f"{spec.name}: {field} must be a text 'package.module:Name', not {value!r}"
+    prepare = getattr(spec, "prepare_target", None)
+    if prepare is not None and not (isinstance(prepare, str) and _TARGET.fullmatch(prepare)):
+        yield f"{spec.name}: prepare_target must be a text 'package.module:name' or None, not {prepare!r}"
     for field in ("model_types", "gguf_archs"):
         value = getattr(spec, field, ())
         if not (isinstance(value, tuple) and all(isinstance(entry, str) for entry in value)):

@@ -1,4 +1,4 @@
-"""Which folder is the store."""
+"""Which folder is the store, and which one holds what can be made again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ def store_root(
     """
     if models_dir:
         return Path(models_dir).absolute()
+    return cache_root(cache_dir, xdg_cache_home, home) / "models"
+
+
+def cache_root(cache_dir: str | None, xdg_cache_home: str | None, home: Callable[[], Path]) -> Path:
+    """The first of MLXCEL_CACHE_DIR, XDG_CACHE_HOME/mlxcel, ~/.cache/mlxcel, by the same rules."""
     if cache_dir:
-        return Path(cache_dir).absolute() / "models"
+        return Path(cache_dir).absolute()
     if xdg_cache_home and Path(xdg_cache_home).is_absolute():
-        return Path(xdg_cache_home) / "mlxcel" / "models"
-    return home() / ".cache" / "mlxcel" / "models"
+        return Path(xdg_cache_home) / "mlxcel"
+    return home() / ".cache" / "mlxcel"

@@ -90,6 +90,9 @@ class ScriptedBackend:
     def weight_bytes(self) -> int:
         return 0
 
+    def memory(self) -> None:
+        """A script lies in the host's memory."""
+
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         """A script has no weights."""
         self._vocab = self._vocab or config.vocab_size
