@@ -1,4 +1,4 @@
-"""What all kernels share: wgmma's layouts and tiles, moves between device memory and registers, sizes of a Hopper SM."""
+"""What all kernels share: wgmma's layouts and tiles, and moves between device memory and registers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import mosaic_gpu
 
-TILE = 64
-"""Rows of wgmma's first operand, and bf16 values in the widest swizzle."""
+from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES as SMEM_BYTES
+from mlxcel_jax_cuda.kernels.sizes import SMS as SMS
+from mlxcel_jax_cuda.kernels.sizes import TILE as TILE
 
-SMS = 132
-"""Streaming multiprocessors of an H100 SXM and an H200. A device with fewer runs the same blocks in more rounds."""
-
-SMEM_BYTES = 222 * 1024
-"""Shared memory of a block for rings and operands; the rest of 227 KiB is barriers and scratch."""
+plgpu: Any = mosaic_gpu  # half of it has no types
 
 WGMMA, TRANSPOSED = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA_TRANSPOSED
 
@@ -43,15 +39,13 @@ def store(ref: Any, value: jax.Array) -> None:
 
 def store_tokens(ref: Any, value: jax.Array) -> None:
     """value [64, N] float32 in wgmma's layout -> ref [N, 64], bf16 or float32, in device memory."""
-    if ref.dtype == jnp.bfloat16:
-        store(ref.T, plgpu.layout_cast(value.astype(jnp.bfloat16), TRANSPOSED))
-    else:
-        store(ref.T, value)
+    store(ref.T, plgpu.layout_cast(value.astype(ref.dtype), TRANSPOSED))
 
 
 def load(ref: Any, layout: Any = WGMMA) -> jax.Array:
     """A reference's values in registers, by default [64, N] as wgmma has its sums."""
-    return plgpu.load(ref, (), layout=layout, optimized=False)
+    loaded: jax.Array = plgpu.load(ref, (), layout=layout, optimized=False)
+    return loaded
 
 
 def across(x: jax.Array, columns: int) -> jax.Array:
@@ -62,3 +56,8 @@ def across(x: jax.Array, columns: int) -> jax.Array:
 def along(x: jax.Array, columns: int) -> jax.Array:
     """One value a row, [64] -> [64, N]."""
     return lax.broadcast_in_dim(x, (TILE, columns), (0,))
+
+
+def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An output of a kernel."""
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 
-from mlxcel_jax_cuda.kernels.mosaic import TILE
+from mlxcel_jax_cuda.kernels.sizes import TILE
 
 STEP = 128
 """Depth of a ring slot for few tokens: two tiles."""
@@ -102,6 +102,14 @@ def natural_rows(w: Any, weight: Weight) -> Any:
     return sides.reshape(2, -1, weight.facing, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
 
 
+def natural_columns(y: jax.Array, weight: Weight) -> jax.Array:
+    """y [T, F] with the columns in the order of the tiles -> in that of the family."""
+    if not weight.facing:
+        return y
+    sides = y.reshape(len(y), -1, 2, TILE).swapaxes(1, 2).reshape(len(y), 2, -1, weight.facing)
+    return sides.swapaxes(1, 2).reshape(y.shape)
+
+
 def pack(w: Any, weight: Weight) -> Any:
     """w [F, D], rows as the family has them -> [F/64 * D/64 * 64, 64], same dtype. NumPy or jax."""
     if tuple(w.shape) != (weight.rows, weight.depth):
@@ -122,3 +130,11 @@ def product_reference(tiles: jax.Array, x: jax.Array, weight: Weight) -> jax.Arr
     """x [T, D] times a packed weight -> [T, F] float32, rows as the family has them."""
     w = unpack(tiles, weight)
     return jnp.einsum("td,fd->tf", x, w, preferred_element_type=jnp.float32, precision="highest")
+
+
+def embedding_rows(tiles: jax.Array, ids: jax.Array, weight: Weight) -> jax.Array:
+    """Rows [T, D] of an unpaired packed weight: an embedding that is the head too need not be kept twice. ids [T]."""
+    if weight.facing:
+        raise ValueError(f"rows of {weight} are paired: an embedding's are not")
+    packed = tiles.reshape(weight.rows // TILE, weight.depth // TILE, TILE, TILE)
+    return packed[ids // TILE, :, ids % TILE].reshape(-1, weight.depth)

@@ -1,0 +1,197 @@
+"""How a launch of `stream` ends: what becomes of the float32 sums of a row tile, while they are in registers.
+
+Each end is a frozen record. It says which arrays it takes besides the product's own (`extra`, in order; the last
+`in_place` of them are written where they lie), what it gives, and what it does with the sums of an item: one [64, N]
+array, or of a paired weight two. No end changes a row's order of summation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, load, plgpu, shaped, store, store_tokens
+from mlxcel_jax_cuda.kernels.row_products_weight import Weight
+from mlxcel_jax_cuda.kernels.sizes import TILE
+
+Refs = tuple[Any, ...]
+Sums = list[jax.Array]
+
+
+class End(Protocol):
+    """What `stream` asks of the end of a launch."""
+
+    @property
+    def in_place(self) -> int:
+        """How many of the last extra arrays are written where they lie."""
+        ...
+
+    def out(self, weight: Weight, columns: int) -> list[Any]:
+        """Shapes of what is given, without the arrays written in place."""
+        ...
+
+    def scratch(self, columns: int) -> list[Any]:
+        """Shared memory of its own."""
+        ...
+
+    def before(self, item: Any, extra: Refs) -> Any:
+        """Loads that do not need the sums."""
+        ...
+
+    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+        """`ready` is what `before` loaded."""
+        ...
+
+
+@attrs.frozen
+class _Plain:
+    """An end that loads nothing early, needs no room and writes nothing in place."""
+
+    @property
+    def in_place(self) -> int:
+        return 0
+
+    def scratch(self, columns: int) -> list[Any]:
+        return []
+
+    def before(self, item: Any, extra: Refs) -> Any:
+        return None
+
+
+@attrs.frozen
+class Store(_Plain):
+    """y [N, F], the rows of a paired weight in the order of its tiles."""
+
+    dtype: Any = jnp.bfloat16
+
+    def out(self, weight: Weight, columns: int) -> list[Any]:
+        return [shaped((columns, weight.rows), self.dtype)]
+
+    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+        for i, total in enumerate(sums):
+            store_tokens(out[0].at[:, pl.ds((item * len(sums) + i) * TILE, TILE)], total)
+
+
+@attrs.frozen
+class Gate(_Plain):
+    """h [N, F/2] bf16 = silu(gate) * up, of a weight whose gate rows face its up rows."""
+
+    def out(self, weight: Weight, columns: int) -> list[Any]:
+        return [shaped((columns, weight.rows // 2), jnp.bfloat16)]
+
+    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+        gate, up = sums
+        store_tokens(out[0].at[:, pl.ds(item * TILE, TILE)], gate / (1 + jnp.exp(-gate)) * up)
+
+
+@attrs.frozen
+class Residual(_Plain):
+    """x' = x + y, and what the next product's norm needs: see `Carried`.
+
+    extra: x [F, N] float32, the next norm's gain [F] float32.
+    """
+
+    def out(self, weight: Weight, columns: int) -> list[Any]:
+        F, N = weight.rows, columns
+        shapes = (((F, N), jnp.float32), ((N, F), jnp.bfloat16), ((F // TILE, N), jnp.float32))
+        return [shaped(*shape) for shape in shapes]
+
+    def before(self, item: Any, extra: Refs) -> Any:
+        rows = pl.ds(item * TILE, TILE)
+        return load(extra[0].at[rows]), load(extra[1].at[rows], WGMMA.reduce(1))
+
+    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+        (total,), (old, gain), rows = sums, ready, pl.ds(item * TILE, TILE)
+        new = old + total
+        store(out[0].at[rows], new)
+        store_tokens(out[1].at[:, rows], new * along(gain, new.shape[1]))
+        store(out[2].at[item], jnp.sum(new * new, axis=0))
+
+
+@attrs.frozen
+class Heads:
+    """q, k and v of one token a row, as attention wants them: bias, norm by head, rotary embedding; k and v on their
+    pages. The weight's rows face each other by halves of a head.
+
+    extra, N columns: bias [F] float32 in the order of the tiles (with `bias`); gains [2, 2, 64] float32 of q and of k,
+    halves of a head apart (with `normed`); cos and sin [64, N] float32, one row a pair of dims, repeated for each head
+    of a tile; page and place [N] int32, page -1 for a row that is padding; keys and values in place, bf16
+    [pages, K, page_size, 2, d/2].
+    Gives q [N, H, 2, d/2] bf16.
+    """
+
+    heads: int  # H
+    kv_heads: int  # K
+    head_dim: int  # d
+    bias: bool = False
+    normed: bool = False
+    eps: float = 1e-6
+
+    @property
+    def in_place(self) -> int:
+        return 2
+
+    @property
+    def together(self) -> int:
+        """Heads of an item."""
+        return 2 * TILE // self.head_dim
+
+    def out(self, weight: Weight, columns: int) -> list[Any]:
+        return [shaped((columns, self.heads, 2, self.head_dim // 2), jnp.bfloat16)]
+
+    def scratch(self, columns: int) -> list[Any]:
+        return [plgpu.SMEM((2, columns, self.together, self.head_dim // 2), jnp.bfloat16)]
+
+    def before(self, item: Any, extra: Refs) -> Any:
+        """(biases of both halves or None, gains or None, cos, sin)."""
+        rest, biases, gains = list(extra), None, None
+        if self.bias:
+            bias = rest.pop(0)
+            biases = [load(bias.at[pl.ds((2 * item + i) * TILE, TILE)], WGMMA.reduce(1)) for i in (0, 1)]
+        if self.normed:
+            of_k, gain = (item >= self.heads // self.together).astype(jnp.int32), rest.pop(0)
+            gains = [load(gain.at[of_k, i], WGMMA.reduce(1)) for i in (0, 1)]
+        return biases, gains, load(rest[0]), load(rest[1])
+
+    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+        (first, second), (biases, gains, cos, sin) = sums, ready
+        columns, together = first.shape[1], self.together
+        if biases is not None:
+            first, second = first + along(biases[0], columns), second + along(biases[1], columns)
+        turned = item * together < self.heads + self.kv_heads  # else it is v
+        a, b = first, second
+        if gains is not None:  # one head an item, so a column's sum of squares is that head's
+            scale = across(lax.rsqrt(jnp.sum(a * a + b * b, axis=0) / self.head_dim + self.eps), columns)
+            a, b = a * scale * along(gains[0], columns), b * scale * along(gains[1], columns)
+        first, second = jnp.where(turned, a * cos - b * sin, first), jnp.where(turned, b * cos + a * sin, second)
+        staged = scratch[0]
+        for half, value in enumerate((first, second)):
+            values = plgpu.layout_cast(value.astype(jnp.bfloat16), TRANSPOSED)
+            staged.at[half].reshape(columns, TILE).T[...] = values
+        plgpu.commit_smem()
+        page_g, place_g, keys_g, values_g = extra[-4:]
+        head = item * together
+
+        @pl.when(head < self.heads)
+        def _queries() -> None:
+            for half in (0, 1):
+                plgpu.copy_smem_to_gmem(staged.at[half], out[0].at[:, pl.ds(head, together), half])
+
+        for pages_g, start in ((keys_g, self.heads), (values_g, self.heads + self.kv_heads)):
+
+            @pl.when((head >= start) & (head < start + self.kv_heads))
+            def _on_pages(pages_g: Any = pages_g, start: int = start) -> None:
+                for column in range(columns):
+
+                    @pl.when(page_g[column] >= 0)
+                    def _write(column: int = column) -> None:
+                        where = pages_g.at[page_g[column], pl.ds(head - start, together), place_g[column]]
+                        for half in (0, 1):
+                            plgpu.copy_smem_to_gmem(staged.at[half, column], where.at[:, half])
+
+        plgpu.wait_smem_to_gmem(0)

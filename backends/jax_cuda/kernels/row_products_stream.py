@@ -1,0 +1,215 @@
+"""Row products for few tokens: every weight byte is read once, as fast as memory gives it.
+
+A block streams packed tiles through a ring while its tokens lie in shared memory (or stream too, where they are too
+many). Two parts of a depth meet in the shared memory of a cluster of two blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from mlxcel_jax_cuda.kernels.mosaic import LANE, TILED, WGMMA, across, load, plgpu, tiling
+from mlxcel_jax_cuda.kernels.row_products_ends import End
+from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
+from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
+
+COLUMNS = (8, 16, 32)
+MOST_SLOTS, FEWEST_SLOTS = 13, 5
+SLOT_BYTES = STEP * TILE * 2
+
+
+def ring(weight: Weight, columns: int) -> tuple[int, bool]:
+    """Ring slots, and whether a part's tokens are held whole beside them."""
+    meeting = (weight.split - 1) * weight.pair * TILE * columns * 4
+    room, part_bytes = SMEM_BYTES - meeting - 2 * columns * TILE * 2, weight.depth // weight.split * columns * 2
+    slots = (room - part_bytes) // SLOT_BYTES
+    if slots >= FEWEST_SLOTS:
+        return min(slots, MOST_SLOTS), True
+    return min(room // (SLOT_BYTES + columns * STEP * 2), MOST_SLOTS), False
+
+
+def inverse_rms(squares_g: Any, depth: int, eps: float) -> jax.Array:
+    """squares_g [D/64, N] float32 -> [N]: the partial sums of squares in index order."""
+    layout = WGMMA.reduce(0)
+    total = functools.reduce(jnp.add, [load(squares_g.at[i], layout) for i in range(depth // TILE)])
+    return lax.rsqrt(total / depth + eps)
+
+
+@functools.partial(jax.jit, static_argnames=("weight", "end", "eps", "sms"))  # lowered once for all copies of a weight
+def stream(
+    tiles: jax.Array,
+    x: jax.Array,
+    squares: jax.Array | None = None,
+    extra: tuple[jax.Array, ...] = (),
+    *,
+    weight: Weight,
+    end: End,
+    eps: float = 0.0,
+    sms: int = SMS,
+) -> tuple[jax.Array, ...]:
+    """One weight's product for N = 8, 16 or 32 columns: what `end` gives, then what it wrote in place.
+
+    tiles: packed [F * D / 64, 64] bf16.   x: [N, D] bf16.   squares: [D/64, N] float32 or None: with them the sums are
+    multiplied by 1 / sqrt(their total / D + eps), the norm that x is still to have. extra: as `end` says.
+    """
+    D, S, pair, N = weight.depth, weight.split, weight.pair, x.shape[0]
+    if N not in COLUMNS or x.shape != (N, D) or tiles.shape != weight.packed_shape:
+        raise ValueError(
+            f"x is {x.shape} and tiles {tiles.shape}: they must be [8, 16 or 32, {D}] and {weight.packed_shape}"
+        )
+    part_depth, part_steps = D // S, D // S // STEP
+    item_steps, blocks = part_steps * pair, weight.items if S > 1 else min(sms, weight.items)
+    slots, resident = ring(weight, N)
+    pools = [jax.new_ref(pool) for pool in extra[len(extra) - end.in_place :]]
+    inputs = [*([] if squares is None else [squares]), *extra[: len(extra) - end.in_place], *pools]
+    own = end.scratch(N)
+
+    def kernel(tiles_g: Any, x_g: Any, *refs: Any) -> None:
+        inputs_g, rest = refs[: len(inputs)], refs[len(inputs) :]
+        squares_g, extra_g = (None, inputs_g) if squares is None else (inputs_g[0], inputs_g[1:])
+        out_g, (x_s, ring_s, x_full, full, empty, *meeting) = rest[: len(out)], rest[len(out) : len(rest) - len(own)]
+        own_s = rest[len(rest) - len(own) :]
+        first_item = lax.axis_index("item")
+        part = lax.axis_index("part") if S > 1 else jnp.int32(0)
+        count = 1 if S > 1 else lax.div(weight.items - first_item + blocks - 1, jnp.int32(blocks))
+        thread = lax.axis_index("thread")
+
+        @pl.when(thread == 1)
+        def _memory_warpgroup() -> None:
+            plgpu.set_max_registers(64, action="decrease")
+            plgpu.griddepcontrol_launch_dependents()
+
+            def fetch_tiles(step: Any) -> None:
+                slot, within = lax.rem(step, jnp.int32(slots)), lax.rem(step, jnp.int32(item_steps))
+                tile = (first_item + lax.div(step, jnp.int32(item_steps)) * blocks) * pair
+                tile = tile + lax.div(within, jnp.int32(part_steps))
+                row = tile * D + part * part_depth + lax.rem(within, jnp.int32(part_steps)) * STEP
+                packed = tiles_g.at[pl.ds(pl.multiple_of(row, STEP), STEP)]
+                plgpu.copy_gmem_to_smem(packed, ring_s.at[slot], full.at[slot])
+
+            def fetch_tokens(step: Any) -> None:
+                if not resident:
+                    slot, k = lax.rem(step, jnp.int32(slots)), lax.rem(step, jnp.int32(part_steps))
+                    depth = pl.ds(pl.multiple_of(part * part_depth + k * STEP, STEP), STEP)
+                    plgpu.copy_gmem_to_smem(x_g.at[:, depth], x_s.at[slot], full.at[slot])
+
+            def refill(step: Any) -> None:
+                plgpu.barrier_wait(empty.at[lax.rem(step, jnp.int32(slots))])
+                fetch_tiles(step)
+                fetch_tokens(step)
+
+            def loop(first: Any, last: Any, body: Any) -> None:
+                lax.fori_loop(first, last, lambda step, carry: (body(step), carry)[1], 0)
+
+            total = count * item_steps
+            begun = jnp.minimum(total, slots)
+            loop(0, begun, fetch_tiles)  # the weights wait for nobody
+            plgpu.griddepcontrol_wait()
+            if resident:
+                columns = pl.ds(pl.multiple_of(part * part_depth, STEP), part_depth)
+                plgpu.copy_gmem_to_smem(x_g.at[:, columns], x_s, x_full)
+            else:
+                loop(0, begun, fetch_tokens)
+            loop(begun, total, refill)
+
+        @pl.when(thread == 0)
+        def _compute_warpgroup() -> None:
+            plgpu.set_max_registers(232, action="increase")
+            plgpu.griddepcontrol_wait()  # before anything of the previous kernel's is read or overwritten
+            scale = None if squares_g is None else across(inverse_rms(squares_g, D, eps), N)
+            if resident:
+                plgpu.barrier_wait(x_full)
+
+            def product(first_step: Any) -> jax.Array:
+                def multiply(k: Any, acc: Any) -> None:
+                    slot = lax.rem(first_step + k, jnp.int32(slots))
+                    plgpu.barrier_wait(full.at[slot])
+                    for half in range(STEP // TILE):
+                        rows = ring_s.at[slot, pl.ds(half * TILE, TILE)]
+                        if resident:
+                            tokens = x_s.at[:, pl.ds(k * STEP + half * TILE, TILE)]
+                        else:
+                            tokens = x_s.at[slot, :, pl.ds(half * TILE, TILE)]
+                        plgpu.wgmma(acc, rows, tokens.T)
+
+                def release(k: Any) -> None:
+                    plgpu.barrier_arrive(empty.at[lax.rem(first_step + k, jnp.int32(slots))])
+
+                def scope(acc: Any) -> jax.Array:
+                    def step(k: Any, carry: Any) -> Any:
+                        multiply(k, acc)
+                        plgpu.wgmma_wait(STEP // TILE)  # the step before has been read
+                        release(k - 1)
+                        return carry
+
+                    multiply(0, acc)
+                    lax.fori_loop(1, part_steps, step, 0)
+                    plgpu.wgmma_wait(0)
+                    release(part_steps - 1)
+                    sums: jax.Array = acc[...]
+                    return sums
+
+                found: jax.Array = pl.run_scoped(scope, plgpu.ACC((TILE, N), jnp.float32))
+                return found
+
+            def finish(sums: list[jax.Array], item: Any, ready: Any) -> None:
+                scaled = sums if scale is None else [total * scale for total in sums]
+                end.finish(scaled, item, ready, extra_g, out_g, own_s)
+
+            def item(n: Any, carry: Any) -> Any:
+                place = first_item + n * blocks
+                ready = end.before(place, extra_g)
+                sums = [product(n * item_steps + i * part_steps) for i in range(pair)]
+                if S == 1:
+                    finish(sums, place, ready)
+                    return carry
+                meeting_s, arrived = meeting
+
+                @pl.when(part != 0)
+                def _send() -> None:
+                    for i, own_sums in enumerate(sums):
+                        target = meeting_s.at[part - 1, i]
+                        plgpu.async_store_smem(own_sums, target, arrived, cluster_idx=0, cluster_dim="part")
+
+                @pl.when(part == 0)
+                def _add_parts() -> None:
+                    plgpu.barrier_wait(arrived)
+                    totals = list(sums)
+                    for other in range(S - 1):
+                        totals = [total + load(meeting_s.at[other, i]) for i, total in enumerate(totals)]
+                    finish(totals, place, ready)
+
+                return carry
+
+            lax.fori_loop(0, count, item, 0)
+
+    out = end.out(weight, N)
+    x_shape = (N, part_depth) if resident else (slots, N, STEP)
+    kept = [
+        plgpu.SMEM(x_shape, jnp.bfloat16, transforms=TILED),
+        plgpu.SMEM((slots, STEP, TILE), jnp.bfloat16, transforms=TILED),
+        plgpu.Barrier(),
+        plgpu.Barrier(num_arrivals=1 if resident else 2, num_barriers=slots),
+        plgpu.Barrier(num_barriers=slots),
+    ]
+    grid: dict[str, Any] = {"grid": (blocks,), "grid_names": ("item",)}
+    if S > 1:  # where the other blocks' parts meet
+        grid |= {"cluster": (S,), "cluster_names": ("part",)}
+        kept.append(plgpu.SMEM((S - 1, pair, TILE, N), jnp.float32, transforms=tiling(N * 4)(4)))
+        kept.append(plgpu.Barrier(num_arrivals=(S - 1) * pair))
+    result = plgpu.kernel(
+        kernel,
+        out_type=out,
+        scratch_types=[*kept, *own],
+        **grid,
+        num_threads=2,
+        thread_name="thread",
+        compiler_params=LANE,
+    )(tiles, x, *inputs)
+    return (*result, *(jax.freeze(pool) for pool in pools))
