@@ -221,8 +221,41 @@ class ForwardContext(Protocol):
         ...
 
 
+@attrs.frozen
+class StandardBlock:
+    """A model of layers h += o(attention(norm(h))); h += down(activation(gate norm(h)) * up norm(h)), as data.
+
+    A backend may run it by kernels of its own instead of `forward`, with the same numbers up to rounding. Norms are
+    `rms_norm` with `eps` and `norm_offset`; attention sees every position, its scores are multiplied by `scale`; in
+    every layer q and k are turned by `frequencies`, cos and sin times `turn_scale`. Nothing else is scaled, capped or
+    normed, and only q, k and v may have a bias. The weights are the embedding "embed", the groups "qkv" (q, k, v), "o",
+    "gate_up" (gate, up), "down" and "unembed", the norms "attn_norm", "mlp_norm", "final_norm" and with `qk_norm`
+    "q_norm" and "k_norm" over each head.
+    """
+
+    layers: int  # L
+    vocab_size: int  # V
+    hidden: int  # D
+    heads: int  # H
+    kv_heads: int  # K
+    head_dim: int  # d
+    ffn: int  # F
+    eps: float
+    norm_offset: float
+    qk_norm: bool
+    qkv_bias: bool
+    activation: str
+    scale: float
+    frequencies: tuple[float, ...]  # n <= d / 2, radians a position: the values are float32
+    turn_scale: float = 1.0
+
+
 class ModelFamily(Protocol):
-    """Mathematics only: no array is held, no file is read."""
+    """Mathematics only: no array is held, no file is read.
+
+    A family may have a method `standard_block(config, context) -> StandardBlock | None` too: what its forward computes
+    when the engine's bound of positions is `context`, if that is a standard block.
+    """
 
     @property
     def name(self) -> str: ...

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import Array, ForwardContext, WeightSchema
+from mlxcel.core.family import Array, ForwardContext, StandardBlock, WeightSchema
 from mlxcel.core.kv import FullKV, KVSpec, SlidingKV
 from mlxcel.plugins.families import decoder_gguf, decoder_hf
 from mlxcel.plugins.families.config_keys import ConfigKeys
@@ -91,6 +91,33 @@ class DecoderFamily:
 
     def eos_ids(self, config: DecoderConfig) -> frozenset[int]:
         return frozenset()
+
+    def standard_block(self, config: DecoderConfig, context: int) -> StandardBlock | None:
+        """What `forward` computes, as data; None where any option or layer departs from the standard block."""
+        c, kind = config, config.kinds[0]
+        if type(self).forward is not DecoderFamily.forward or set(c.kinds) != {LayerKind(kind.rope)}:
+            return None
+        scaled = (c.embed_scale, c.residual_scale, c.logits_divisor) != (1, 1, 1)
+        capped = c.attention_softcap or c.final_softcap
+        if kind.rope is None or scaled or capped or c.fused or c.post_norms or c.output_bias or c.mlp_bias:
+            return None
+        return StandardBlock(
+            layers=c.layers,
+            vocab_size=c.vocab_size,
+            hidden=c.hidden,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            ffn=c.ffn,
+            eps=c.norm_eps,
+            norm_offset=c.norm_offset,
+            qk_norm=c.qk_norm,
+            qkv_bias=c.qkv_bias,
+            activation=c.activation,
+            scale=c.score_scale,
+            frequencies=tuple(kind.rope.frequencies(context).tolist()),
+            turn_scale=kind.rope.attention_factor(context),
+        )
 
     def forward(self, ctx: ForwardContext, config: DecoderConfig) -> Array:
         c, xp = config, ctx.xp
