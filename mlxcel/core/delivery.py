@@ -28,24 +28,25 @@ class Delivery:
 
     def outcome(self, row: Row, outcome: RowOutcome, now: float) -> None:
         """One token, or the tail of a row that ended; `now` is when it was read."""
-        if outcome.token is not None and row.first_token is None:
+        token, text, reasoning = outcome.token, outcome.text, outcome.reasoning
+        if token is not None and row.first_token is None:
             row.first_token = now
         ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if outcome.appended and outcome.token is not None:
+        if outcome.appended and token is not None:
             row.last_token = now
-            row.output.append(outcome.token)
-            ids = (outcome.token,)
+            row.output.append(token)
+            ids = (token,)
             self._counters.generation_tokens_total += 1
             if outcome.logprobs is not None:
                 logprobs = (outcome.logprobs,)
                 row.logprobs += logprobs
-        if outcome.text:
-            row.text.append(outcome.text)
-        if outcome.reasoning:
-            row.reasoning.append(outcome.reasoning)
-        if ids or outcome.text or outcome.reasoning:
-            self._put(row, Delta(row.spec.choice, outcome.text, outcome.reasoning, ids, logprobs))
+        if text:
+            row.text.append(text)
+        if reasoning:
+            row.reasoning.append(reasoning)
+        if ids or text or reasoning:
+            self._put(row, Delta(row.spec.choice, text, reasoning, ids, logprobs))
 
     def _put(self, row: Row, event: Started | Delta) -> None:
         job = row.job

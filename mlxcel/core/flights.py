@@ -83,7 +83,7 @@ class Flights:
         flight = self._steps.popleft()
         asked = self._clock()
         outcomes = self._engine.collect(flight.ticket)
-        now, fault = self._clock(), None
+        now, fault, ended = self._clock(), None, RowState.ENDED
         self.reading += now - asked
         self._watchdog.step_finished()
         if self.given_up is not None:
@@ -92,9 +92,9 @@ class Flights:
             row.in_flight -= 1
             if not flight.lost:
                 row.drawing -= drew
-            if isinstance(outcome.error, BackendFault):
+            if outcome.error is not None and isinstance(outcome.error, BackendFault):
                 fault = outcome.error
-            if row.state is RowState.ENDED:
+            if row.state is ended:
                 self._roster.retire(row)
             elif not flight.lost:
                 self._take(row, part, outcome, now)

@@ -46,6 +46,8 @@ class RowState(StrEnum):
     ENDED = "ended"
 
 
+_DECODING = RowState.DECODING  # members are slow to look up, and each token asks
+
 _NO_PART = Decode(0)
 
 
@@ -103,7 +105,7 @@ class Row:
     @property
     def can_decode(self) -> bool:
         """Whether a decode is due: none is behind the token that spends the budget (spec E13)."""
-        if self.state is not RowState.DECODING:
+        if self.state is not _DECODING:
             return False
         coming = len(self.output) + self.drawing
         return coming < self.max_new or self.at < self.prompt_length + coming - 1

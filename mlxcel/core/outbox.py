@@ -44,7 +44,9 @@ class _Unread:
 
 
 def _size(delta: Delta) -> int:
-    size = len(delta.text.encode()) + len(delta.reasoning.encode()) + _ID_BYTES * len(delta.token_ids)
+    size = len(delta.text.encode()) + _ID_BYTES * len(delta.token_ids)
+    if delta.reasoning:
+        size += len(delta.reasoning.encode())
     if delta.logprobs:
         size += _LOGPROB_BYTES * sum(1 + len(token.top) for token in delta.logprobs)
     return size
@@ -57,7 +59,8 @@ class Outbox:
     """
 
     def __init__(self, choices: int) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken by itself where nobody waits: each token comes by
+        self._changed = threading.Condition(self._lock)
         self._unread: deque[Started | _Unread | Ended] = deque()
         self._newest: dict[int, _Unread] = {}  # by choice, the newest delta that was not read
         self._open = set(range(choices))
@@ -69,13 +72,13 @@ class Outbox:
 
     def put(self, event: Started | Delta) -> bool:
         """Whether the reader keeps up. Of a choice that ended nothing is taken."""
-        with self._changed:
+        with self._lock:
             if event.choice not in self._open:
                 return True
-            if isinstance(event, Started):
-                self._unread.append(event)
-            else:
+            if isinstance(event, Delta):
                 self._put_delta(event)
+            else:
+                self._unread.append(event)
             fine = self._bytes <= MAX_BYTES
             if self._readers:
                 self._changed.notify_all()

@@ -30,20 +30,21 @@ class Detokeniser:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._size, self._is_special = tokenizer.size, tokenizer.is_special
         self._skip_special = skip_special
         self._decoder: _Decoder = _Bytes(tokenizer) if tokenizer.byte_exact else DecodeWindow(tokenizer)
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` adds, "" while a character is unfinished."""
-        if not 0 <= token_id < self._tokenizer.size:
+        if not 0 <= token_id < self._size:
             return ""
-        if self._skip_special and self._tokenizer.is_special(token_id):
+        if self._skip_special and self._is_special(token_id):
             return ""
         return self._decoder.push(token_id)
 
     def hidden(self, token_id: int) -> str:
         """The spelling of a special token that `push` leaves out, for those who look for it (spec T7); "" of others."""
-        left_out = self._skip_special and 0 <= token_id < self._tokenizer.size and self._tokenizer.is_special(token_id)
+        left_out = self._skip_special and 0 <= token_id < self._size and self._is_special(token_id)
         return self._tokenizer.token_text(token_id) if left_out else ""
 
     def settle(self) -> str:
@@ -64,13 +65,18 @@ class _Bytes:
         self._tokenizer = tokenizer
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = False
+        self._waits = False  # whether the decoder holds the beginning of a character
 
     def push(self, token_id: int) -> str:
         data = self._tokenizer.token_bytes(token_id)
         if data and not self._begun:
             self._begun = True
             data = self._tokenizer.token_bytes(token_id, first=True)
-        return self._characters.decode(data)
+        if not self._waits and data.isascii():
+            return data.decode("ascii")
+        text = self._characters.decode(data)
+        self._waits = bool(self._characters.getstate()[0])
+        return text
 
     def settle(self) -> str:
         return ""

@@ -50,7 +50,8 @@ class ReplyText:
         self._keeps_stop = params.include_stop_str_in_output
         self._indent = IndentBound(params.n_indent) if params.n_indent else None
         self._split = ReasoningParser(spec.reasoning) if spec.reasoning is not None else None
-        self._watched = any((self._stops, self._indent, self._split))
+        self.plain = self._stops is None and self._indent is None and self._split is None
+        """Whether nothing is looked for in the text: `pass_on` is all there is to do then."""
         self._held = HeldText()
         self._before: tuple[Run, ...] = ()  # what waited before the newest token
         self._whole = True  # whether the detokeniser knows exactly the tokens that count
@@ -61,7 +62,7 @@ class ReplyText:
         """Append a token. `stop` and `indent` say whether its characters end the row by a stop string, which they may
         only when `armed`, or by the indent bound."""
         self._before = self._held.runs
-        hidden = self._stream.hidden(token) if self._watched else ""
+        hidden = "" if self.plain else self._stream.hidden(token)
         before = self._stream.settle() if hidden else ""
         runs = [Run(before, True), Run(self._stream.push(token), True), Run(hidden, False)]
         place = self._held.length
@@ -73,6 +74,10 @@ class ReplyText:
             if self._indent is not None and self.indent is None and (kept := self._indent.push(run.text)) is not None:
                 self.indent = Cut(self._indent.blanks, place + kept, not run.shown)
             place += len(run.text)
+
+    def pass_on(self, token: int) -> str:
+        """`push`, `release` and `released` of a `plain` text at once."""
+        return self._stream.push(token)
 
     def release(self) -> list[Run]:
         """What no stop string can reach any more."""

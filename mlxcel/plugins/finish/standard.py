@@ -24,6 +24,7 @@ class FinishState:
     spec: SequenceSpec
     ends: frozenset[int]  # ids of E that end
     stop_ids: frozenset[int]  # U
+    min_tokens: int
     max_new: int
     budget_asked: bool  # whether the request, and not the context, set max_new
     context: int
@@ -31,6 +32,8 @@ class FinishState:
     time: TimeBound | None
     loop: LoopDetector | None
     steps: tuple[tuple[str, FinishStep, Any], ...]
+    prompt_length: int
+    plain: bool  # whether, behind the end ids, nothing but its length ends it, and its text goes out as it comes
     output: list[int] = attrs.field(factory=list)
 
 
@@ -53,27 +56,38 @@ class StandardFinish:
     def open(self, spec: SequenceSpec, *, max_new: int, context: int) -> FinishState:
         params = spec.params
         loop = params.loop_detection
+        text = ReplyText(spec, self._stream(spec), self._stops)
+        bound = TimeBound(params.t_max_predict_ms, self._clock) if params.t_max_predict_ms else None
+        detector = LoopDetector(loop) if loop is not None and loop.on else None
+        steps = tuple((name, step, step.open(spec)) for name, step in self._steps.items())
         return FinishState(
             spec=spec,
             ends=frozenset() if params.ignore_eos else spec.eos_ids,
             stop_ids=frozenset(params.stop_token_ids),
+            min_tokens=params.min_tokens,
             max_new=max_new,
             budget_asked=params.max_tokens != -1 and params.max_tokens <= context - len(spec.prompt_ids),
             context=context,
-            text=ReplyText(spec, self._stream(spec), self._stops),
-            time=TimeBound(params.t_max_predict_ms, self._clock) if params.t_max_predict_ms else None,
-            loop=LoopDetector(loop) if loop is not None and loop.on else None,
-            steps=tuple((name, step, step.open(spec)) for name, step in self._steps.items()),
+            text=text,
+            time=bound,
+            loop=detector,
+            steps=steps,
+            prompt_length=len(spec.prompt_ids),
+            plain=text.plain and bound is None and detector is None and not steps,
         )
 
     def resolve(self, state: FinishState, token: int) -> Resolution:
-        if len(state.output) >= state.spec.params.min_tokens:
+        output = state.output
+        if len(output) >= state.min_tokens:
             if token in state.stop_ids:
                 return Resolution(False, self.flush(state), Ending("stop_token", token))
             if token in state.ends:
                 return Resolution(False, self.flush(state), Ending("eos"))
-        state.output.append(token)
+        output.append(token)
         try:
+            produced = len(output)
+            if state.plain and produced < state.max_new and state.prompt_length + produced < state.context:
+                return Resolution(True, Released(state.text.pass_on(token)), None)
             return self._appended(state, token)
         except Exception:
             state.output.pop()
@@ -82,7 +96,7 @@ class StandardFinish:
 
     def _appended(self, state: FinishState, token: int) -> Resolution:
         text = state.text
-        text.push(token, armed=len(state.output) > state.spec.params.min_tokens)
+        text.push(token, armed=len(state.output) > state.min_tokens)
         ending, cut = _bound(state)
         if ending is not None:
             runs = text.finish() if cut is None else text.cut(cut)
@@ -117,7 +131,7 @@ def _bound(state: FinishState) -> tuple[Ending | None, Cut | None]:
         return Ending("indent_limit", text.indent.detail), text.indent
     if state.budget_asked and produced >= state.max_new:
         return Ending("max_tokens"), None
-    if len(state.spec.prompt_ids) + produced >= state.context:
+    if state.prompt_length + produced >= state.context:
         return Ending("context"), None
     return None, None
 
