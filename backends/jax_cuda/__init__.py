@@ -1,1 +1,1 @@
-"""The JAX backend for NVIDIA GPUs. It offers its probe; the engine side comes with a later version."""
+"""The JAX backend: on NVIDIA GPUs, and on the CPU by XLA:CPU."""
