@@ -10,8 +10,9 @@ compares adaptive with the better arm of each figure. docs/performance.md says a
 Without --model the steps run on a script and take what a cost model says, on a clock of their own: `--step-ms` a step
 and `--token-ms` for each of its tokens. The defaults are the default model's on NumPy (cpu-decode among the results: 31
 ms to decode one row, 185 prompt tokens a second). Where a step costs as much as many tokens, small pieces pay that more
-often: give a GPU's figures to see it. With --model it is that model, on the wall clock; 64 positions of its context are
-for the rows, so that a model of 8192 takes `--prompt 8128`.
+often: give a GPU's figures to see it. With --model it is that model, in processor time of this process, so that a busy
+machine does not show; OPENBLAS_NUM_THREADS=1 keeps threads that wait for each other out of it. 64 positions of its
+context are for the rows, so that a model of 8192 takes `--prompt 8128`.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def model(path: str, prompt: int, chunk: int) -> Side:
         {"model": path, "kv_storage": "paged", "max_model_len": prompt + 64, "prefill_chunk": chunk}, environ={}
     )
     loaded = load_model(config, PluginManager.load(only=(), trace=None), NoProgress(), slots=ROWS + 1)
-    return Side(loaded.engine, time.monotonic, loaded.close)
+    return Side(loaded.engine, time.process_time, loaded.close)
 
 
 def measure(side: Side, arm: Arm, prompt: int) -> dict[str, float]:
