@@ -316,7 +316,7 @@ def test_v18_a_device_is_planned_for_by_its_own_memory(
     monkeypatch.setattr(NumpyBackend, "memory", memory)
     asked = {"model": str(write_tiny_llama(tmp_path / "m")), "backend": "reference-numpy", "prefill_chunk": 16}
     with load_model(config(**asked, gpu_memory_utilization=share), load(only=()), NoProgress()) as model:
-        at_most = int(share * total) - model.engine._backend.weight_bytes  # type: ignore[attr-defined]
+        at_most = int(share * total) - model.engine._backend.weight_bytes
         positions = model.engine.kv_stats.total * model.engine.kv_stats.page_size
         assert 0 < positions * 512 < at_most
         assert model.facts.context == (2048 if share == 1 else positions)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mlxcel.core.backend import BackendCaps, Level
+from mlxcel.core.backend import BackendCaps, DeviceMemory, Level
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import ModelFamily
 from mlxcel.core.kv import KVLayout, ceil_block
@@ -23,7 +23,8 @@ from mlxcel.core.source import Progress
 from mlxcel.errors import BackendFault
 from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
-from mlxcel_jax_cuda.device import choose_device
+from mlxcel_jax_cuda.compile_cache import mended
+from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory
 from mlxcel_jax_cuda.forward import DrawShape, Found, LastDrawn, draw, forward, pack_draw
 from mlxcel_jax_cuda.launch import Launch, Shape, Widths, launches
 from mlxcel_jax_cuda.model import Model
@@ -91,7 +92,7 @@ class JaxBackend:
         self._caps = BackendCaps(
             level=self._numerics.level,
             platform=self._numerics.platform,
-            device=self._device.device_kind,
+            device=device_facts(self._device).name,
             dtype=self._numerics.dtype,
             page_sizes=(64, 128) if self._numerics.platform == "cuda" else (64, 128, 32, 16),
             run_ahead=True,
@@ -111,6 +112,9 @@ class JaxBackend:
     def weight_bytes(self) -> int:
         return self._model().weights.nbytes
 
+    def memory(self) -> DeviceMemory | None:
+        return device_memory(self._device)
+
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         weights = load_weights(family.schema(config), checkpoint, self._numerics, self._device, progress)
         self._loaded = _Loaded(family, config, weights)
@@ -129,6 +133,7 @@ class JaxBackend:
         kv, last = self._zeros(layout)
         self._running = _Running(model, sampler, widths, pages, kv, last)
 
+    @mended()
     def warm_up(self, progress: Progress) -> None:
         """Run every executable of the closed set once, over rows of padding, as a step runs them: behind this no
         request waits for a compilation, but one that scores, or brings a logits processor of its own."""
@@ -271,10 +276,9 @@ class JaxBackend:
 
 
 def _numerics(device: jax.Device, dtype: str, deterministic: bool, level: Level | None) -> Numerics:
-    platform = "cpu" if device.platform == "cpu" else "cuda"
+    platform = device_facts(device).platform
     chosen: Level = "R2" if platform == "cpu" else "R1" if deterministic else "R0"
-    kind = {"cpu": "float32", "cuda": "bfloat16"}[platform] if dtype == "auto" else dtype
-    return Numerics(platform, kind, level or chosen)
+    return Numerics(platform, compute_dtype(dtype, platform), level or chosen)
 
 
 def _nothing_drawn(layout: KVLayout) -> LastDrawn:
