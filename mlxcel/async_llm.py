@@ -78,6 +78,7 @@ class AsyncLLM(LocalClient):
 
     async def abort(self, request_id: str) -> bool:
         """End a request, whose reply then ends with the cause `cancelled`. Whether there was one of this id."""
+        self._leave_closed_loops()
         reader = self._reading.get(request_id)
         if reader is None:
             return False
@@ -98,6 +99,7 @@ class AsyncLLM(LocalClient):
 
     def _reader(self, request_id: str | None) -> _Reader:
         self._open()
+        self._leave_closed_loops()
         if request_id is None:
             request_id = f"req-{secrets.token_hex(8)}"
         elif not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID:
@@ -109,6 +111,12 @@ class AsyncLLM(LocalClient):
         reader = self._reading[request_id] = _Reader(self, request_id)
         return reader
 
+    def _leave_closed_loops(self) -> None:
+        """A loop that was closed runs no `finally` of a generator that it had begun."""
+        for reader in list(self._reading.values()):
+            if reader.unread:
+                reader.leave()
+
 
 class _Reader:
     """One request, read by a coroutine: it never blocks the loop."""
@@ -119,6 +127,11 @@ class _Reader:
         self._woken = asyncio.Event()
         self._running: Running | None = None
         self._aborted = False
+
+    @property
+    def unread(self) -> bool:
+        """Whether nobody can read on: its loop is closed."""
+        return self._loop.is_closed()
 
     async def begin(self, prompt: Any, params: SamplingParams | None, *, growing: bool) -> Gathered:
         """Check the request, off the loop, and wait for a place."""

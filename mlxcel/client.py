@@ -95,6 +95,8 @@ class LocalClient:
     def _close(self) -> None:
         """Cancel what runs, end the threads, free the model. Waits for all that, whoever began it."""
         self._closed = True
+        if not self._serving.scheduler.here:  # whoever held the lock is in another process
+            return
         with self._closing:
             self._finalizer.detach()
             self._serving.close()
@@ -102,6 +104,11 @@ class LocalClient:
     def _open(self) -> Serving:
         if self._closed:
             raise RuntimeError(f"this {type(self).__name__} is closed: make another one")
+        if not self._serving.scheduler.here:
+            name = type(self).__name__
+            raise RuntimeError(
+                f"this {name} was made in another process: make one in each, or start processes by spawn"
+            )
         return self._serving
 
     # --- texts --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Serving:
-    """A model with a scheduler that runs. `close` ends its threads and frees the model; it may be called again."""
+    """A model with a scheduler that runs. `close` ends its threads and frees the model; it may be called again. In a
+    process that was forked off it does nothing: neither is that process's."""
 
     model: LoadedModel
     scheduler: Scheduler
@@ -33,8 +34,9 @@ class Serving:
         return self.model.cache
 
     def close(self) -> None:
-        self.scheduler.close()
-        self.model.close()
+        if self.scheduler.here:
+            self.scheduler.close()
+            self.model.close()
 
     def stats(self) -> dict[str, Any]:
         """Plain numbers of one moment by name: of the `scheduler` (docs/spec/clients.md 3.8), of the `kv` pages, and of

@@ -225,3 +225,22 @@ def test_two_loops_one_after_the_other(model: Path, alone: list[RequestOutput]) 
     asyncio.run(leave())
     assert ids(asyncio.run(last(llm.generate(PROMPTS[0], GREEDY)))) == ids(alone[0])
     asyncio.run(llm.close())
+
+
+def test_a_loop_that_was_closed_keeps_no_request(model: Path, alone: list[RequestOutput]) -> None:
+    """Closed with generators begun: nothing of asyncio ends them, and their ids are free all the same."""
+    llm = AsyncLLM(model, backend=BACKEND)
+    loop = asyncio.new_event_loop()
+
+    async def begun(name: str) -> AsyncIterator[RequestOutput]:
+        outputs = llm.generate("hello", ENDLESS, request_id=name)
+        await anext(outputs)
+        return outputs
+
+    left = [loop.run_until_complete(begun(name)) for name in ("a", "b")]
+    loop.close()
+    assert not asyncio.run(llm.abort("a"))
+    assert ids(asyncio.run(last(llm.generate(PROMPTS[0], GREEDY, request_id="b")))) == ids(alone[0])
+    assert asyncio.run(idle(llm))
+    del left
+    asyncio.run(llm.close())

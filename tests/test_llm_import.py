@@ -119,3 +119,39 @@ print(llm.stats()["scheduler"]["rows_busy"], llm.stats()["scheduler"]["num_reque
 llm.close()
 """
     assert ran(script, str(write_tiny_llama(tmp_path / "tiny"))) == "interrupted\n3\n0 0\n"
+
+
+def test_a_process_that_was_forked_off_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
+    """Threads do not come along: a call must not wait for them, and an end of the copy writes no file."""
+    script = """
+import gc
+from mlxcel import LLM, SamplingParams
+from mlxcel.errors import EngineUnhealthy
+kept = sys.argv[1] + ".kept"
+llm = LLM(sys.argv[1], backend="reference-numpy", prompt_cache_file=kept)
+short = SamplingParams(temperature=0, max_tokens=3)
+before = llm.generate("hello " * 20, short)[0].outputs[0].token_ids
+if (child := os.fork()) == 0:
+    for call in (lambda: llm.generate("hello", short), lambda: next(llm.stream("hello", short)), llm.stats):
+        try:
+            call()
+        except RuntimeError as error:
+            print("made in another process" in str(error))
+    for call in (lambda: llm._serving.scheduler.submit(None), llm._serving.stats):
+        try:
+            call()
+        except EngineUnhealthy as error:
+            print("forked off" in str(error))
+    llm.close()
+    llm.close()
+    del llm
+    gc.collect()
+    print(os.path.exists(kept), flush=True)
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+print(llm.generate("hello " * 20, short)[0].outputs[0].token_ids == before)
+llm.close()
+print(os.path.exists(kept))
+"""
+    said = ran(script, str(write_tiny_llama(tmp_path / "tiny"))).split()
+    assert said == ["True"] * 5 + ["False", "0", "True", "True"]

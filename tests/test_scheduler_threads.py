@@ -56,6 +56,25 @@ def seen_end(reply):
     return [event for event in reply if isinstance(event, Ended)][-1].result
 
 
+def test_a_listener_that_hears_of_an_end_may_ask_for_the_next_request():
+    """On the engine's thread, in the midst of its work: it must not wait for itself (C15)."""
+    it = bench()
+    replies, done = [], threading.Event()
+
+    def ask_next():
+        if len(replies) == 4:
+            done.set()
+        elif not replies or replies[-1].over:
+            replies.append(it.ask("abcd"[len(replies)], max_tokens=3))
+            replies[-1].listen(ask_next)
+
+    it.scheduler.start()
+    ask_next()
+    assert done.wait(PATIENCE)
+    assert [seen(reply)[0].text for reply in replies] == [alone(name, max_tokens=3)[0] for name in "abcd"]
+    it.scheduler.close()
+
+
 def test_a_cancel_from_another_thread_ends_a_row_that_runs():
     """C31."""
     it = bench(lambda row: [120] * 100_000, context=100_000)

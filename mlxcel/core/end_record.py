@@ -23,7 +23,7 @@ class EndRecords:
 
     def __init__(self, engine: Engine, observers: Observers, counters: Counters, clock: Callable[[], float]) -> None:
         self._engine, self._observers, self._counters, self._clock = engine, observers, counters, clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a listener that hears of an end may ask for the next request
         self.mean_duration = 1.0
         """Seconds from the start of a row to its end, lately."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -89,12 +90,14 @@ class Scheduler:
         self._hanging = threading.Event()  # the watchdog gave the engine thread up
         self._draining = False
         self._drained_by: float | None = None  # when what still runs is cut off
+        self._process = os.getpid()
 
     # --- for clients, from any thread ---------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> Reply:
         """Queue a request, or refuse it now: RequestError for its prompt or bounds, QueueFull, ShuttingDown,
         EngineUnhealthy. A refused one has its end records too."""
+        self._check_process()
         job = self._job(request)
         self._records.accepted(len(job.rows))
         try:
@@ -109,7 +112,13 @@ class Scheduler:
     @property
     def healthy(self) -> bool:
         """Whether a request would be taken, but for the queue's bound."""
-        return self._loop.sick is None and not self._draining and self._engine.healthy
+        return self.here and self._loop.sick is None and not self._draining and self._engine.healthy
+
+    @property
+    def here(self) -> bool:
+        """Whether its threads are in this process: one that was forked off has a copy of everything but them, and of
+        locks as they were held."""
+        return os.getpid() == self._process
 
     def stats(self) -> Counters:
         """What was counted so far: a copy."""
@@ -117,7 +126,8 @@ class Scheduler:
 
     def call(self, work: Callable[[], T]) -> T:
         """Have `work` called between two ticks, where engine and cache are nobody else's, and wait for what it returns.
-        EngineUnhealthy while the engine's thread hangs."""
+        EngineUnhealthy while the engine's thread hangs, or is in another process."""
+        self._check_process()
         if self._thread is None or self._thread is threading.current_thread():
             return work()
         errand = Errand(work)
@@ -162,7 +172,10 @@ class Scheduler:
         return self._over.wait(timeout)
 
     def close(self) -> None:
-        """Cancel what runs, and end all threads. Idempotent. A thread that hangs in a step is left to itself."""
+        """Cancel what runs, and end all threads. Idempotent. A thread that hangs in a step is left to itself. In a
+        process that was forked off: nothing."""
+        if not self.here:
+            return
         self._drained_by = -math.inf
         self._draining = True
         self._inbox.close(lambda: EngineUnhealthy("the engine is closed", hint="open another one"))
@@ -242,6 +255,13 @@ class Scheduler:
         self._loop.end_all(error)
 
     # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        if not self.here:
+            raise EngineUnhealthy(
+                f"the engine runs in process {self._process}, and this one was forked off it",
+                hint="load the model in each process, or start processes by spawn",
+            )
 
     def _job(self, request: Request) -> Job:
         now, context = self._clock(), self._engine.settings.context
