@@ -21,10 +21,13 @@ class Delivery:
     def start(self, row: Row) -> None:
         """Once a row, at its first place."""
         row.announced = True
-        self._put(row, Started(row.spec.choice, row.cached))
-        if before := row.job.request.before:
+        job = row.job
+        reads = job.outbox.put(Started(row.spec.choice, row.cached))
+        if before := job.request.before:
             row.text.append(before)
-            self._put(row, Delta(row.spec.choice, text=before))
+            reads = job.outbox.put(Delta(row.spec.choice, text=before)) and reads
+        if not reads:
+            self._lost(job)
 
     def outcome(self, row: Row, outcome: RowOutcome, now: float) -> None:
         """One token, or the tail of a row that ended; `now` is when it was read."""
@@ -46,11 +49,13 @@ class Delivery:
         if reasoning:
             row.reasoning.append(reasoning)
         if ids or text or reasoning:
-            self._put(row, Delta(row.spec.choice, text, reasoning, ids, logprobs))
+            job = row.job
+            if not job.outbox.put(Delta(row.spec.choice, text, reasoning, ids, logprobs)):
+                self._lost(job)
 
-    def _put(self, row: Row, event: Started | Delta) -> None:
-        job = row.job
-        if job.outbox.put(event) or job.left:
+    def _lost(self, job: Job) -> None:
+        """Its client does not keep up, or is gone."""
+        if job.left:
             return
         job.left = True
         why = None

@@ -63,7 +63,7 @@ class Engine(KVCalls):
         self._sampler = sampler
         self._finish = finish
         self._settings = settings
-        self._observers = observers or Observers(())
+        self._observers = Observers(()) if observers is None else observers
         super().__init__(Rows(EngineParts(backend, kv_spec, kv, sampler, finish, settings)), kv)
         self._resolving = Resolving(self._rows, sampler, finish)
         self._steps: deque[Step] = deque()
@@ -227,10 +227,7 @@ class Engine(KVCalls):
             raise BatchShapeError(f"ticket {ticket.number} is not the oldest step in flight")
         step = self._steps.popleft()
         self._rows_change()
-        for row in step.rows:
-            row.in_flight -= 1
-        if not step.lost:
-            step.count(-1)
+        step.end()
         try:
             return self._outcomes(step)
         except BaseException:  # an interrupt: this step is void, and so is one that builds on its tokens
@@ -291,9 +288,11 @@ class Engine(KVCalls):
             return self._fail_step(step, as_fault(error))
         self._faults_in_a_row = 0
         outcomes = self._resolving.all(step, result)
-        self._observers.step_finished(
-            StepReport(step.ticket.number, step.ticket.parts, tuple(outcomes), step.tokens, result.routes)
-        )
+        if self._observers:
+            ticket = step.ticket
+            self._observers.step_finished(
+                StepReport(ticket.number, ticket.parts, tuple(outcomes), step.tokens, result.routes)
+            )
         return outcomes
 
     def _read(self, step: Step) -> StepResult:

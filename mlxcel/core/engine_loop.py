@@ -100,12 +100,13 @@ class EngineLoop:
         begun, read = self._clock(), self._flights.reading
         self._receive()
         self._expire()
-        if self._flights and not self._runs_ahead():
+        ahead = self._ahead() if self._flights else None
+        if self._flights and ahead is None:
             self._flights.collect()
         self._let_leave()
         if not self._flights:
             self._roster.admit()
-        worked = self._step()
+        worked = self._step(ahead)
         self._report()
         if worked:
             self._counters.ticks_total += 1
@@ -176,17 +177,20 @@ class EngineLoop:
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _runs_ahead(self) -> bool:
-        """Whether the next step may be submitted before the one in flight is read (spec C51)."""
+    def _ahead(self) -> list[Work] | None:
+        """The next step, where it may be submitted before the one in flight is read (spec C51); else None."""
         if not self._settings.run_ahead or self._leaving or len(self._ring) or self._roster.head_fits:
-            return False
-        rows, closed = self._roster.seated.items(), self._engine.closed
-        return all(closed(number) for number, row in rows if row.drawing and row.can_decode)
+            return None
+        work, closed = self._decodes(), self._engine.closed
+        for row, part in work:
+            if row.drawing and not closed(part.sequence_id):
+                return None
+        return work
 
-    def _step(self) -> bool:
-        """Run what is due. A step is left in flight where the next one may be submitted before it is read."""
-        if self._flights:
-            ahead = self._decodes()
+    def _step(self, ahead: list[Work] | None) -> bool:
+        """Run what is due, `ahead` of the step in flight where there is one. A step is left in flight where the next
+        one may be submitted before it is read."""
+        if ahead is not None:
             if ahead and self._reserved(ahead):
                 self._flights.submit(ahead)
                 self._counters.steps_ahead_total += 1
@@ -207,7 +211,7 @@ class EngineLoop:
             if held:
                 self._since_grant = choice.since_grant
                 self._flights.submit(held)
-                if not self._runs_ahead():
+                if self._ahead() is None:
                     self._flights.collect()
                 return True
         self._since_grant = 0

@@ -29,7 +29,8 @@ class Inbox:
     """
 
     def __init__(self, *, rows: int, depth: int) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken by itself where nobody waits: each tick comes by
+        self._changed = threading.Condition(self._lock)
         self._messages: list[Message] = []
         self._rows, self._depth = rows, depth
         self._busy = 0
@@ -71,14 +72,14 @@ class Inbox:
     @property
     def waiting(self) -> int:
         """Requests of which a choice never ran."""
-        with self._changed:
+        with self._lock:
             return self._waiting
 
     # --- the engine thread --------------------------------------------------------------------------------------------
 
     def take(self) -> list[Message]:
         """What came since the last time, in its order."""
-        with self._changed:
+        with self._lock:
             messages, self._messages, self._woken = self._messages, [], False
             return messages
 
@@ -89,6 +90,6 @@ class Inbox:
 
     def count(self, *, busy: int, left: int = 0) -> None:
         """`busy` places are taken now, and `left` requests no longer wait."""
-        with self._changed:
+        with self._lock:
             self._busy = busy
             self._waiting -= left

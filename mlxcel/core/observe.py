@@ -30,6 +30,10 @@ class Observers:
         self._observers = tuple(observers)
         self.failures: Counter[str] = Counter()
 
+    def __bool__(self) -> bool:
+        """Whether there is anyone to tell."""
+        return bool(self._observers)
+
     def step_finished(self, report: StepReport) -> None:
         self._tell(lambda observer: observer.step_finished(report))
 

@@ -75,10 +75,18 @@ class Outbox:
         with self._lock:
             if event.choice not in self._open:
                 return True
-            if isinstance(event, Delta):
-                self._put_delta(event)
-            else:
+            if isinstance(event, Started):
                 self._unread.append(event)
+            else:
+                size = _size(event)
+                self._bytes += size
+                joined = self._newest.get(event.choice) if len(self._unread) >= MAX_UNREAD else None
+                if joined is None:
+                    unread = self._newest[event.choice] = _Unread(size, [event])
+                    self._unread.append(unread)
+                else:
+                    joined.size += size
+                    joined.deltas.append(event)
             fine = self._bytes <= MAX_BYTES
             if self._readers:
                 self._changed.notify_all()
@@ -101,17 +109,6 @@ class Outbox:
             self._changed.notify_all()
         self._tell()
         return True
-
-    def _put_delta(self, delta: Delta) -> None:
-        size = _size(delta)
-        self._bytes += size
-        unread = self._newest.get(delta.choice)
-        if unread is None or len(self._unread) < MAX_UNREAD:
-            unread = self._newest[delta.choice] = _Unread(size, [delta])
-            self._unread.append(unread)
-        else:
-            unread.size += size
-            unread.deltas.append(delta)
 
     def _tell(self) -> bool:
         """A listener that raises is a client that left."""

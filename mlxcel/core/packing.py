@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as Listing
 
 import numpy as np
@@ -30,23 +31,21 @@ def pack_step(
     Tokens of a row are contiguous, rows in the order given. Arrays are new, and each is made at once: this runs between
     two steps of the device."""
     at = [row.stored + row.fed for row in rows]
+    ends = [start + length for start, length in zip(at, lengths, strict=True)]
     pieces = [isinstance(part, Piece) for part in parts]
     positions = starts = np.array(at, np.int32)
     query_start = np.arange(len(rows) + 1, dtype=np.int32)
-    widths: np.ndarray | int = 1
     if sum(lengths) != len(rows):
-        widths = np.array(lengths, np.int32)
-        np.cumsum(widths, out=query_start[1:])
-        positions = np.repeat(starts - query_start[:-1], widths)
+        np.cumsum(lengths, out=query_start[1:])
+        positions = np.repeat(starts - query_start[:-1], lengths)
         positions += np.arange(len(positions), dtype=np.int32)
-    seq_lens = starts + widths
-    logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, seq_lens, sampler)
+    logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, ends, sampler)
     return StepPlan(
         token_ids=_token_ids(rows, parts, at, query_start if any(pieces) else None),
         positions=positions,
         query_start=query_start,
-        seq_lens=seq_lens,
-        page_tables=_page_tables(rows, seq_lens, kv),
+        seq_lens=np.array(ends, np.int32),
+        page_tables=_page_tables(rows, ends, kv),
         slots=np.array([row.slot for row in rows], np.int32),
         state_copies=np.array([(row.steps + row.ahead) % 2 for row in rows], np.int32),
         sequence_ids=np.array([row.id for row in rows], np.int64),
@@ -83,7 +82,7 @@ def _asked(
     parts: Listing[Part],
     drawing: Listing[bool],
     query_start: np.ndarray,
-    seq_lens: np.ndarray,
+    ends: Listing[int],
     sampler: Sampler,
 ) -> tuple[np.ndarray, np.ndarray, SamplingArrays]:
     """Where logits are asked for, int32 [R] of the T tokens and int32 [R] of the S rows, and what is made of them: the
@@ -93,23 +92,26 @@ def _asked(
         behind = rows[0].tokens(first + 1, first + 1 + count)
         logits_rows = np.arange(count, dtype=np.int32) + np.int32(first - rows[0].stored - rows[0].fed)
         return logits_rows, np.zeros(count, np.int32), sampler.pack_scores(behind, asked.top)
-    draw_rows = np.array(drawing, np.bool_).nonzero()[0].astype(np.int32)
+    draw_rows = np.array([place for place, draw in enumerate(drawing) if draw], np.int32)
     drawn = [row for row, draw in zip(rows, drawing, strict=True) if draw]
     sampling = sampler.pack(
-        [row.sampler_state for row in drawn], seq_lens[draw_rows].tolist(), [row.drawing > 0 for row in drawn]
+        [row.sampler_state for row in drawn],
+        [end for end, draw in zip(ends, drawing, strict=True) if draw],
+        [row.drawing > 0 for row in drawn],
     )
     return query_start[draw_rows + 1] - 1, draw_rows, sampling
 
 
-def _page_tables(rows: Listing[Sequence], seq_lens: np.ndarray, kv: KVStore) -> np.ndarray:
-    """int32 [S, P] of rows that will hold `seq_lens` positions (spec E5), -1 behind a row's last page. A wrong page
-    would be written to another row."""
+def _page_tables(rows: Listing[Sequence], ends: Listing[int], kv: KVStore) -> np.ndarray:
+    """int32 [S, P] of rows that will hold the positions before `ends` (spec E5), -1 behind a row's last page. A wrong
+    page would be written to another row."""
+    size = kv.page_size
     tables = [kv.page_table(row.id) for row in rows]
     held = list(map(len, tables))
     pages = np.concatenate(tables)
-    short = np.count_nonzero(np.array(held) * kv.page_size < seq_lens)
+    short = any(map(operator.lt, [count * size for count in held], ends))
     if short or np.minimum.reduce(pages) < 0 or np.maximum.reduce(pages) >= kv.num_pages:
-        raise _wrong_table(rows, tables, seq_lens, kv)
+        raise _wrong_table(rows, tables, ends, kv)
     most = max(held)
     if len(pages) == len(rows) * most:
         return pages.reshape(len(rows), most).astype(np.int32, copy=False)
@@ -120,12 +122,12 @@ def _page_tables(rows: Listing[Sequence], seq_lens: np.ndarray, kv: KVStore) -> 
 
 
 def _wrong_table(
-    rows: Listing[Sequence], tables: Listing[np.ndarray], seq_lens: np.ndarray, kv: KVStore
+    rows: Listing[Sequence], tables: Listing[np.ndarray], ends: Listing[int], kv: KVStore
 ) -> CapacityError:
     """What is said of the first row whose table is of no use."""
     row, table, length = next(
-        (row, table, int(length))
-        for row, table, length in zip(rows, tables, seq_lens, strict=True)
+        (row, table, length)
+        for row, table, length in zip(rows, tables, ends, strict=True)
         if len(table) * kv.page_size < length or table.min() < 0 or table.max() >= kv.num_pages
     )
     return CapacityError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from mlxcel.core.finish import Finish, Resolution
+from mlxcel.core.finish import Finish
 from mlxcel.core.plan import Part, Piece, RowOutcome, StepResult
 from mlxcel.core.rows import Rows
 from mlxcel.core.sampling import Sampler
@@ -83,7 +83,11 @@ class Resolving:
             if params.logprobs is not None:
                 logprobs = result.token_logprobs(place, params.logprobs, linear=params.post_sampling_probs)
             resolution = self._finish.resolve(row.finish_state, token)
-            self._commit(row, token, None if observed is None else observed[place], resolution)
+            if resolution.appended:
+                self._sampler.commit(row.sampler_state, token, None if observed is None else observed[place])
+                row.output.append(token)
+            if resolution.ending is not None:
+                row.state, row.ending = SequenceState.FINISHED, resolution.ending
         except Exception as error:
             log.warning("sequence %d failed behind the forward", row.id, exc_info=error)
             fault = error if isinstance(error, MlxcelError) else RowFault(f"sequence {row.id}: {error!r}")
@@ -96,10 +100,3 @@ class Resolving:
             return self._rows.fail(row, short, released)
         cause, detail = ending.cause, ending.detail
         return RowOutcome(row.id, token, resolution.appended, text, reasoning, cause, detail, None, logprobs)
-
-    def _commit(self, row: Sequence, token: int, observed: float | None, resolution: Resolution) -> None:
-        if resolution.appended:
-            self._sampler.commit(row.sampler_state, token, observed)
-            row.output.append(token)
-        if resolution.ending is not None:
-            row.state, row.ending = SequenceState.FINISHED, resolution.ending

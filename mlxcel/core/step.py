@@ -40,29 +40,37 @@ class Step:
         """R: draws, or positions that are scored."""
         return sum(self.drawing) if self.scoring is None else len(self.scoring.positions)
 
-    def count(self, sign: int) -> None:
-        """Add to the numbers of its rows what this step feeds and draws (1), or take it back (-1)."""
-        for row, length, draw in zip(self.rows, self.lengths, self.drawing, strict=True):
-            row.fed += sign * length
-            row.drawing += sign * draw
-            row.ahead += sign
-
     def begin(self) -> None:
         """It is in flight: its rows know of it."""
-        self.count(1)
-        for row, part in zip(self.rows, self.ticket.parts, strict=True):
+        for row, part, length, draw in zip(self.rows, self.ticket.parts, self.lengths, self.drawing, strict=True):
             row.in_flight += 1
+            row.ahead += 1
+            row.fed += length
+            row.drawing += draw
             end = row.stored + row.fed
             if end > row.written:
                 row.written = end
             if isinstance(part, Piece):
                 row.state = SequenceState.PREFILLING
 
+    def end(self) -> None:
+        """It is in flight no more."""
+        for row in self.rows:
+            row.in_flight -= 1
+        if not self.lost:
+            self._take_back()
+
     def lose(self) -> None:
         """Its rows are where they were before it; its result will be dropped."""
         if not self.lost:
             self.lost = True
-            self.count(-1)
+            self._take_back()
+
+    def _take_back(self) -> None:
+        for row, length, draw in zip(self.rows, self.lengths, self.drawing, strict=True):
+            row.ahead -= 1
+            row.fed -= length
+            row.drawing -= draw
 
 
 def as_fault(error: Exception) -> BackendFault:
@@ -77,8 +85,10 @@ def check_result(result: StepResult, step: Step, *, vocab: int) -> None:
     for name, array in (("ids", result.tokens), ("status words", result.status)):
         if array.shape != (rows,):
             raise BackendFault(f"the step returned {name} of shape {array.shape}, {rows} are asked for")
-    fine = result.tokens[result.status == 0]
-    if fine.size and (int(fine.min()) < 0 or int(fine.max()) >= vocab):
+    words, fine = result.status.tolist(), result.tokens.tolist()
+    if any(words):
+        fine = [token for token, word in zip(fine, words, strict=True) if not word]
+    if fine and not (min(fine) >= 0 and max(fine) < vocab):
         raise BackendFault(f"the step returned a token outside the vocabulary of {vocab}")
     if step.scoring is not None:
         top = step.scoring.top

@@ -45,13 +45,13 @@ class ReplyText:
 
     def __init__(self, spec: SequenceSpec, stream: TextStream, stops: StopStringTable) -> None:
         params = spec.params
-        self._stream = stream
+        self.stream = stream
         self._stops = StopMatcher(stops.of(params.stop)) if params.stop else None
         self._keeps_stop = params.include_stop_str_in_output
         self._indent = IndentBound(params.n_indent) if params.n_indent else None
         self._split = ReasoningParser(spec.reasoning) if spec.reasoning is not None else None
         self.plain = self._stops is None and self._indent is None and self._split is None
-        """Whether nothing is looked for in the text: `pass_on` is all there is to do then."""
+        """Whether nothing is looked for: what `stream` makes of a token leaves as it is, past all that is here."""
         self._held = HeldText()
         self._before: tuple[Run, ...] = ()  # what waited before the newest token
         self._whole = True  # whether the detokeniser knows exactly the tokens that count
@@ -62,9 +62,9 @@ class ReplyText:
         """Append a token. `stop` and `indent` say whether its characters end the row by a stop string, which they may
         only when `armed`, or by the indent bound."""
         self._before = self._held.runs
-        hidden = "" if self.plain else self._stream.hidden(token)
-        before = self._stream.settle() if hidden else ""
-        runs = [Run(before, True), Run(self._stream.push(token), True), Run(hidden, False)]
+        hidden = "" if self.plain else self.stream.hidden(token)
+        before = self.stream.settle() if hidden else ""
+        runs = [Run(before, True), Run(self.stream.push(token), True), Run(hidden, False)]
         place = self._held.length
         self._held.add(runs)
         for run in runs:
@@ -75,17 +75,13 @@ class ReplyText:
                 self.indent = Cut(self._indent.blanks, place + kept, not run.shown)
             place += len(run.text)
 
-    def pass_on(self, token: int) -> str:
-        """`push`, `release` and `released` of a `plain` text at once."""
-        return self._stream.push(token)
-
     def release(self) -> list[Run]:
         """What no stop string can reach any more."""
         return self._held.take(self._held.length - (self._stops.held if self._stops is not None else 0))
 
     def finish(self) -> list[Run]:
         """All that waited, down to an unfinished character (spec F13)."""
-        return [*self._held.take_all(), Run(self._stream.flush() if self._whole else "", True)]
+        return [*self._held.take_all(), Run(self.stream.flush() if self._whole else "", True)]
 
     def forget_newest(self) -> None:
         """The newest token failed and does not count; none follows. The text waits that waited before it."""
@@ -94,7 +90,7 @@ class ReplyText:
     def cut(self, cut: Cut) -> list[Run]:
         """What stands before a cut."""
         runs = self._held.take(cut.at)
-        return [*runs, Run(self._stream.flush(), True)] if cut.hidden else runs
+        return [*runs, Run(self.stream.flush(), True)] if cut.hidden else runs
 
     def released(self, runs: Sequence[Run], *, last: bool) -> Released:
         """Split as the row asks for, hidden characters left out. The `last` runs of a row bring what still waited."""

@@ -87,7 +87,7 @@ class StandardFinish:
         try:
             produced = len(output)
             if state.plain and produced < state.max_new and state.prompt_length + produced < state.context:
-                return Resolution(True, Released(state.text.pass_on(token)), None)
+                return Resolution(True, Released(state.text.stream.push(token)), None)
             return self._appended(state, token)
         except Exception:
             state.output.pop()
