@@ -53,9 +53,22 @@ class Sampler(Protocol):
         (spec C51). The engine refuses a step ahead for a row that is not."""
         ...
 
-    def pack(self, states: Sequence[Any], positions: Sequence[int], pending: Sequence[bool]) -> SamplingArrays:
+    def pack(
+        self, states: Sequence[Any], positions: Sequence[int], pending: Sequence[bool], *, closed: bool = False
+    ) -> SamplingArrays:
         """Arrays for the R drawing rows; positions[r] is q = P + G, the position of the token being drawn. Where
-        pending[r] the token at q - 1 is in flight: the state does not know it, the draw gets it as Carry."""
+        pending[r] the token at q - 1 is in flight: the state does not know it, the draw gets it as Carry.
+
+        Stages and log-probabilities are those that the rows use; with `closed`, for a backend that compiles, those of
+        the first of `stage_sets` that has them all (spec S44). A row draws the same bits from either, and from arrays
+        in which rows are left out, repeated or in another order.
+        """
+        ...
+
+    def stage_sets(self, rows: int) -> list[SamplingArrays]:
+        """All that `pack` gives with `closed` for R = `rows`, each once: its static parts, its names, shapes and dtypes
+        of arrays, the cheapest first. The values are of rows that ask for nothing. What a third party's logits
+        processor adds to a step is not in it, and neither is `pack_scores`."""
         ...
 
     def pack_scores(self, targets: np.ndarray, top: int) -> SamplingArrays:

@@ -21,6 +21,11 @@ class LogitBias:
     stage: str = "bias"
     history: int = 0
 
+    @property
+    def nothing(self) -> Mapping[str, np.ndarray]:
+        """What `prepare` would make of no entry."""
+        return {"ids": np.zeros(0, np.int32), "amounts": np.zeros(0, np.float32)}
+
     def prepare(self, args: Mapping[str, Any], spec: SequenceSpec) -> Mapping[str, np.ndarray] | None:
         """RequestError for an id outside the vocabulary, or a text that nobody encoded."""
         for token, _ in spec.params.logit_bias:

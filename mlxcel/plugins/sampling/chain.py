@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mlxcel.core.params import STAGE_NAMES
+from mlxcel.core.params import STAGE_NAMES, SamplingParams
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Carry, Drawn, LogitsProcessor
@@ -20,8 +21,9 @@ from mlxcel.plugins.sampling.logprobs import best, log_softmax
 from mlxcel.plugins.sampling.pack import DRAW, first_state, next_weight, prepare_drawing
 from mlxcel.plugins.sampling.processors import check_names
 from mlxcel.plugins.sampling.scoring import SCORING, draw_scores, pack_scores
-from mlxcel.plugins.sampling.selection import select
+from mlxcel.plugins.sampling.selection import WHEN_USED, select, when
 from mlxcel.plugins.sampling.stage import RowState
+from mlxcel.plugins.sampling.stage_sets import StageSets
 from mlxcel.plugins.sampling.standing import Standing
 from mlxcel.plugins.sampling.status import FINE, NOTHING_ALLOWED, behind_stage, fault_words, of_logits
 
@@ -88,14 +90,26 @@ class ChainSampler:
     def fault(self, state: RowState, status: int) -> str:
         return fault_words(self._stages, state, status)
 
-    def pack(self, states: Sequence[RowState], positions: Sequence[int], pending: Sequence[bool]) -> SamplingArrays:
+    def pack(
+        self, states: Sequence[RowState], positions: Sequence[int], pending: Sequence[bool], *, closed: bool = False
+    ) -> SamplingArrays:
         standing = self._standing
         if standing is None or not standing.holds_for(states):
             standing = self._standing = Standing.of(states, self._stages, self._vocab)
         params = standing.pack(positions, pending)
         for stage in standing.active:
             params |= stage.pack(states, pending)
-        return SamplingArrays(standing.stages, params, standing.top_logprobs)
+        exact = SamplingArrays(standing.stages, params, standing.top_logprobs)
+        return self._sets.superset(exact, len(states)) if closed else exact
+
+    def stage_sets(self, rows: int) -> list[SamplingArrays]:
+        return self._sets.examples(rows)
+
+    @functools.cached_property
+    def _sets(self) -> StageSets:
+        idle = self.open(SequenceSpec("", np.zeros(1, np.int32), SamplingParams(temperature=0)))
+        drawing = Standing.of([idle], self._stages, self._vocab).pack([0], [False])
+        return StageSets(self._stages, idle, drawing, self._vocab)
 
     def pack_scores(self, targets: np.ndarray, top: int) -> SamplingArrays:
         return pack_scores(targets, top, self._vocab)
@@ -133,11 +147,20 @@ class ChainSampler:
             drawn_from, observed = select(xp, ~greedy, sampled.drawn_from, z), sampled.observed
         logprobs = top_ids = top_logprobs = None
         if sampling.top_logprobs is not None:
-            values = self._log_probabilities(xp, select(xp, fine, raw, zero), drawn_from, sampling)
-            logprobs = xp.take_along_axis(values, tokens[:, None], axis=-1)[:, 0]
-            if sampling.top_logprobs:
-                top_ids, top_logprobs = best(xp, values, sampling.top_logprobs)
+            told = functools.partial(self._told, xp, select(xp, fine, raw, zero), drawn_from, tokens, sampling)
+            if WHEN_USED in sampling.stages:
+                shape = (len(tokens), sampling.top_logprobs)
+                nothing = (xp.zeros(len(tokens), xp.float32), xp.zeros(shape, xp.int32), xp.zeros(shape, xp.float32))
+                logprobs, top_ids, top_logprobs = when(xp, params["listed"], told, nothing)
+            else:
+                logprobs, top_ids, top_logprobs = told()
         return Drawn(xp.where(fine, tokens, xp.int32(-1)), status, logprobs, top_ids, top_logprobs, observed)
+
+    def _told(self, xp: Any, raw: Any, drawn_from: Any, tokens: Any, sampling: SamplingArrays) -> tuple[Any, Any, Any]:
+        """Log-probabilities of the tokens [R], and the best, [R, n] twice or None twice."""
+        values = self._log_probabilities(xp, raw, drawn_from, sampling)
+        logprobs = xp.take_along_axis(values, tokens[:, None], axis=-1)[:, 0]
+        return logprobs, *(best(xp, values, sampling.top_logprobs) if sampling.top_logprobs else (None, None))
 
     def _log_probabilities(self, xp: Any, raw: Any, drawn_from: Any, sampling: SamplingArrays) -> Any:
         """float32 [R, V] of each row's mode (spec S37)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mlxcel.core.plan import SamplingArrays
@@ -9,7 +11,7 @@ from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling import filters, mirostat, noise
 from mlxcel.plugins.sampling.adaptive import adaptive_p
 from mlxcel.plugins.sampling.pack import OFF
-from mlxcel.plugins.sampling.selection import select
+from mlxcel.plugins.sampling.selection import WHEN_USED, select, when
 from mlxcel.plugins.sampling.temperature import dynamic, scale
 from mlxcel.plugins.sampling.typical import typical
 from mlxcel.plugins.sampling.xtc import marked, xtc
@@ -41,7 +43,7 @@ def draw_sampled(xp: Any, z: Any, sampling: SamplingArrays, carry: Carry, newlin
     step = _Step(xp, sampling, carry)
     first = step.params["temperature_first"]
     if step.has("temperature_first"):
-        z = step.select(first, step.tempered(z, first), z)
+        z = step.changed(first, lambda z: step.tempered(z, first), z)
     z = step.filtered(z)
     if step.has("xtc"):
         z = step.without_top_choices(z, newlines)
@@ -63,9 +65,13 @@ class _Step:
         """[R, 1]"""
         return self.params[name][:, None]
 
-    def select(self, rows: Any, changed: Any, z: Any) -> Any:
-        """`changed` for the rows [R] that use a stage, z bit for bit for the others (spec S3)."""
-        return select(self.xp, rows, changed, z)
+    def when(self, rows: Any, make: Callable[[], Any], otherwise: Any) -> Any:
+        """`make()`, which a step of more stages than its rows use leaves out where no row [R] is True."""
+        return when(self.xp, rows, make, otherwise) if self.has(WHEN_USED) else make()
+
+    def changed(self, rows: Any, change: Callable[[Any], Any], z: Any) -> Any:
+        """What `change` makes of z for the rows [R] that use a stage, z bit for bit for the others (spec S3)."""
+        return self.when(rows, lambda: select(self.xp, rows, change(z), z), z)
 
     @property
     def keys(self) -> tuple[Any, Any, Any]:
@@ -75,32 +81,41 @@ class _Step:
         """(z - m) / T with each row's T; T = 1 for rows whose temperature is not `here` [R]."""
         xp, temperature = self.xp, self.column("temperature")
         if self.has("dynatemp"):
-            spread = self.column("dynatemp_range")
-            moved = dynamic(xp, z, temperature, spread, self.column("dynatemp_exponent"))
-            temperature = xp.where(spread > 0, moved, temperature)
+            spread, exponent = self.column("dynatemp_range"), self.column("dynatemp_exponent")
+            moved = spread > 0
+            temperature = self.when(
+                moved, lambda: xp.where(moved, dynamic(xp, z, temperature, spread, exponent), temperature), temperature
+            )
         temperature = xp.where(here[:, None], temperature, xp.float32(1))
         return scale(xp, z, temperature, may_be_cold=self.has("cold"))
 
     def filtered(self, z: Any) -> Any:
-        xp = self.xp
         for name, function, counts in FILTERS:
             if self.has(name):
-                value = self.column(name)
-                idle = value == (z.shape[-1] if name == "top_k" else OFF[name])
-                # ln 0 is no number to compute with; the row does not use it.
-                safe = xp.where(idle, xp.ones_like(value), value)
-                keep = {"keep": self.column("min_keep")} if counts and self.has("min_keep") else {}
-                z = self.select(~idle[:, 0], function(xp, z, safe, **keep), z)
+                idle = self.params[name] == (z.shape[-1] if name == "top_k" else OFF[name])
+                z = self.changed(~idle, functools.partial(self._filter, name, function, counts), z)
         return z
+
+    def _filter(self, name: str, function: Callable[..., Any], counts: bool, z: Any) -> Any:
+        """Of rows that use it; what becomes of the others does not count."""
+        xp, value = self.xp, self.column(name)
+        idle = value == (z.shape[-1] if name == "top_k" else OFF[name])
+        # ln 0 is no number to compute with.
+        keep = {"keep": self.column("min_keep")} if counts and self.has("min_keep") else {}
+        return function(xp, z, xp.where(idle, xp.ones_like(value), value), **keep)
 
     def without_top_choices(self, z: Any, newlines: Any) -> Any:
         xp = self.xp
         gate = noise.uniform(xp, noise.words(xp, noise.row_keys(xp, *self.keys, noise.XTC_GATE), 1))
-        exempt = marked(xp, self.params["xtc_exempt"], z.shape[-1]) | xp.asarray(newlines)
-        hit = gate < self.column("xtc_probability")
-        keep = self.column("min_keep") if self.has("min_keep") else None
         # A row whose gate is shut, as one without XTC always is, loses nothing.
-        return xtc(xp, z, self.column("xtc_threshold"), hit, exempt, keep)
+        hit = gate < self.column("xtc_probability")
+
+        def without() -> Any:
+            exempt = marked(xp, self.params["xtc_exempt"], z.shape[-1]) | xp.asarray(newlines)
+            keep = self.column("min_keep") if self.has("min_keep") else None
+            return xtc(xp, z, self.column("xtc_threshold"), hit, exempt, keep)
+
+        return self.when(hit, without, z)
 
     def drawn(self, y: Any) -> Sampled:
         xp = self.xp
@@ -109,13 +124,12 @@ class _Step:
         ahead = self._carry.observed[:, None]
         if self.has("adaptive_p"):
             total = xp.where(self.column("pending"), ahead, self.column("adaptive_total"))
-            adapted, p = adaptive_p(xp, y, self.column("adaptive_target"), total, self.column("adaptive_weight"))
-            y = self.select(self.params["adaptive_target"] > 0, adapted, y)
+            y, p = self._adapted(y, total)
         if versions:
             mu = xp.where(self.column("pending"), ahead, self.column("mu"))
             for version in versions:
-                kept = mirostat.by_surprise(xp, y, mu) if version == 2 else mirostat.by_rank(xp, y, mu)
-                y = self.select(self.params["mirostat"] == version, kept, y)
+                keep = mirostat.by_surprise if version == 2 else mirostat.by_rank
+                y = self.changed(self.params["mirostat"] == version, functools.partial(keep, xp, mu=mu), y)
         tokens = noise.gumbel_argmax(xp, y, noise.row_keys(xp, *self.keys, noise.DRAW))
         if p is not None:
             drawn = xp.take_along_axis(p, tokens[:, None], axis=-1)
@@ -124,3 +138,14 @@ class _Step:
             moved = mirostat.next_mu(xp, y, tokens, mu, self.column("mirostat_tau"), self.column("mirostat_eta"))
             observed = moved if observed is None else xp.where(self.column("mirostat") > 0, moved, observed)
         return Sampled(tokens, y, None if observed is None else observed[:, 0])
+
+    def _adapted(self, y: Any, total: Any) -> tuple[Any, Any]:
+        """y with the logits of adaptive-p in the rows that use it, and their p, float32 [R, V] both."""
+        xp, uses = self.xp, self.params["adaptive_target"] > 0
+
+        def adapted() -> tuple[Any, Any]:
+            made, p = adaptive_p(xp, y, self.column("adaptive_target"), total, self.column("adaptive_weight"))
+            return select(xp, uses, made, y), p
+
+        found: tuple[Any, Any] = self.when(uses, adapted, (y, y))
+        return found

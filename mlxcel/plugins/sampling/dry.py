@@ -82,6 +82,7 @@ class Dry:
 
     name = "dry"
     foreign = None
+    lists: Mapping[str, int] = {"dry.ids": NOBODY, "dry.losses": 0}
 
     def __init__(self, vocab: int, tokenizer: Tokenizer | None) -> None:
         self._vocab = vocab

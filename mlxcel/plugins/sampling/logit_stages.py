@@ -34,8 +34,9 @@ def logit_stages(
     batched = {name: it for name, it in processors.items() if isinstance(it, BatchedProcessor)}
     masks = {name: it for name, it in processors.items() if isinstance(it, HostMask)}
     built_in = (NeverDrawn(vocab), AllowedIds(vocab), IgnoreEnds(vocab), MinTokens(vocab), BadWords(vocab, tokenizer))
+    bias = LogitBias(vocab)
     return (
-        ProcessorStage("bias", LogitBias(vocab), vocab),
+        ProcessorStage("bias", bias, vocab, nothing=bias.nothing),
         *_in_places("bias", batched, vocab),
         Repetition(vocab),
         Dry(vocab, tokenizer),

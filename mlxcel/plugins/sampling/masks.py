@@ -42,6 +42,7 @@ class Masks:
 
     name = "masks"
     foreign = None
+    lists: Mapping[str, int] = {}
 
     def __init__(self, vocab: int, built_in: Sequence[HostMask], named: Mapping[str, HostMask]) -> None:
         self._vocab = vocab

@@ -50,6 +50,7 @@ _ROW: Final = np.dtype(
         ("mirostat_tau", np.float32),
         ("mirostat_eta", np.float32),
         ("processed", np.bool_),
+        ("listed", np.bool_),  # whether it wants log-probabilities
     ]
 )
 
@@ -98,6 +99,7 @@ def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
         "mirostat_tau": p.mirostat_tau,
         "mirostat_eta": p.mirostat_eta,
         "processed": _processed(p),
+        "listed": p.logprobs is not None,
     }
     record = np.array([tuple(values[name] for name in _ROW.names or ())], _ROW)
     count = None if p.logprobs is None else listed(p.logprobs, vocab)

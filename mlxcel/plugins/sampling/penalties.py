@@ -37,6 +37,10 @@ class Repetition:
     name: str = "repetition"
     foreign: None = None
 
+    @property
+    def lists(self) -> Mapping[str, int]:
+        return {"repetition.ids": NOBODY}
+
     def prepare(self, spec: SequenceSpec) -> RepetitionUse | None:
         params = spec.params
         if params.repetition_penalty == 1 or params.repeat_last_n == 0 or not params.runs("penalties"):
@@ -94,6 +98,7 @@ class CountPenalty:
         self._vocab = vocab
         self._windowed = windowed
         self.name = "window_frequency" if windowed else "frequency"
+        self.lists = {f"{self.name}.ids": NOBODY, f"{self.name}.now": 0, f"{self.name}.next": 0}
 
     def prepare(self, spec: SequenceSpec) -> CountUse | None:
         params = spec.params

@@ -34,8 +34,14 @@ class ProcessorStage:
     place: int = 0
     """The place among the row's processors whose names are in `kind`; one without a name is asked about every row."""
     kind: frozenset[str] = frozenset()
+    nothing: Mapping[str, np.ndarray] = attrs.field(factory=dict)
+    """Of a stage that may be in a step where no row uses it: what `prepare` makes, as lists of length 0."""
     _layout: dict[str, tuple[np.dtype[Any], int]] = attrs.field(factory=dict, init=False)
     """Names, dtypes and ranks of the arrays of the first row that used it: arrays of all rows are stacked."""
+
+    @property
+    def lists(self) -> Mapping[str, int]:
+        return {self._array(name): _fill(array.dtype) for name, array in self.nothing.items()}
 
     def prepare(self, spec: SequenceSpec) -> dict[str, np.ndarray] | None:
         """RequestError, with the processor's name, where it refuses the row or is not fit to run."""
@@ -62,12 +68,10 @@ class ProcessorStage:
 
     def pack(self, rows: Sequence[RowState], pending: Sequence[bool]) -> dict[str, np.ndarray]:
         uses: list[Mapping[str, np.ndarray] | None] = [row.prepared.get(self.name) for row in rows]
-        shape_of = next((use for use in uses if use is not None), None)
-        if shape_of is None:
-            return {}
+        like = next((use for use in uses if use is not None), self.nothing)
         packed = {
-            f"{self.name} param {name}": _stacked([None if use is None else use[name] for use in uses], self.vocab)
-            for name in shape_of
+            self._array(name): _stacked([None if use is None else use[name] for use in uses], array, self.vocab)
+            for name, array in like.items()
         }
         packed[f"{self.name} uses"] = np.array([use is not None for use in uses], bool)
         if self.processor.history:
@@ -79,15 +83,16 @@ class ProcessorStage:
 
     def apply(self, xp: Any, z: Any, params: Mapping[str, Any], carry: Carry) -> Any:
         """Rows that do not use it keep their bits, whatever it makes of them. A mask can only remove."""
-        uses = params.get(f"{self.name} uses")
-        if uses is None:
-            return z
-        begins = f"{self.name} param "
+        uses, begins = params[f"{self.name} uses"], self._array("")
         own = {name.removeprefix(begins): value for name, value in params.items() if name.startswith(begins)}
         made = self._run(xp, z, own, self._history(xp, z, params, carry))
         if self.processor.stage == "masks":
             made = xp.where(made == -xp.inf, made, xp.where(made == made, z, made))
         return xp.where(uses[:, None], made, z)
+
+    def _array(self, name: str) -> str:
+        """The name in a step of an array that `prepare` makes."""
+        return f"{self.name} param {name}"
 
     def _newest(self, row: RowState, pending: bool) -> np.ndarray:
         """int32 [h]; with a draw in flight the last place is left for its id."""
@@ -134,7 +139,7 @@ class ProcessorStage:
         layout = {name: (array.dtype, array.ndim) for name, array in arrays.items()}
         if self._layout and layout != self._layout:
             raise refusal(self.foreign, f"prepares {_words(layout)} after {_words(self._layout)} for another row")
-        two = {name: _stacked([array, array], self.vocab) for name, array in arrays.items()}
+        two = {name: _stacked([array, array], array, self.vocab) for name, array in arrays.items()}
         history = np.full((2, self.processor.history), NOBODY, np.int32)
         try:
             with np.errstate(all="ignore"):
@@ -173,14 +178,16 @@ def _words(layout: Mapping[str, tuple[np.dtype[Any], int]]) -> str:
     return ", ".join(f"{name} ({dtype}, {rank} axes)" for name, (dtype, rank) in sorted(layout.items())) or "nothing"
 
 
-def _stacked(rows: Sequence[np.ndarray | None], vocab: int) -> np.ndarray:
-    """[R, …]: every axis padded to a closed width, int32 with -1 and anything else with 0; None is padding alone."""
-    given = [row for row in rows if row is not None]
-    shape = [
-        closed_width(max(sizes), vocab, least=_LEAST_WIDTH) for sizes in zip(*(row.shape for row in given), strict=True)
-    ]
-    dtype = given[0].dtype
-    stacked = np.full((len(rows), *shape), NOBODY if dtype == np.int32 else 0, dtype)
+def _fill(dtype: np.dtype[Any]) -> int:
+    return NOBODY if dtype == np.int32 else 0
+
+
+def _stacked(rows: Sequence[np.ndarray | None], like: np.ndarray, vocab: int) -> np.ndarray:
+    """[R, …]: every axis padded to a closed width, int32 with -1 and anything else with 0; None is padding alone.
+    `like` is one of the rows, or what they would be."""
+    shapes = [like.shape, *(row.shape for row in rows if row is not None)]
+    shape = [closed_width(max(sizes), vocab, least=_LEAST_WIDTH) for sizes in zip(*shapes, strict=True)]
+    stacked = np.full((len(rows), *shape), _fill(like.dtype), like.dtype)
     for place, row in enumerate(rows):
         if row is not None:
             corner: Any = (place, *(slice(size) for size in row.shape))

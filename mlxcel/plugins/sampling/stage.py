@@ -39,6 +39,12 @@ class Stage(Protocol):
         NaN. The chain looks at what a foreign stage leaves, so that a fault is told by its name (spec S45)."""
         ...
 
+    @property
+    def lists(self) -> Mapping[str, int]:
+        """Of its arrays those that are lists, [R, W], and what stands behind the end of one: another W changes no bit.
+        A foreign stage has none."""
+        ...
+
     def prepare(self, spec: SequenceSpec) -> Any | None:
         """Once a row, at `open`: what this row needs, None where it does not use the stage. RequestError names a field
         that cannot be honoured."""

@@ -1,0 +1,110 @@
+"""A closed list of stage sets, so that a backend that compiles has compiled them all before it is ready (spec S44).
+
+A step takes the first set that has what its rows use. Its other stages let those rows pass bit for bit (spec S3): so
+neither what a row asks for nor who else is in the step can call for an executable that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import attrs
+import numpy as np
+
+from mlxcel.core.plan import SamplingArrays
+from mlxcel.plugins.sampling.logprobs import listed
+from mlxcel.plugins.sampling.pack import DRAW, FEATURES
+from mlxcel.plugins.sampling.pairs import NOBODY
+from mlxcel.plugins.sampling.selection import WHEN_USED
+from mlxcel.plugins.sampling.stage import RowState, Stage
+
+WIDTHS: Final = (64, 512, 4096)
+"""Of all lists of a step together, so that levels add up and do not multiply. The last one is V."""
+
+USUAL: Final = ("top_k", "top_p", "min_p", "temperature", DRAW)
+"""What rows use that ask for nothing unusual: the defaults of every client, and most models' own."""
+
+_EXEMPT: Final = "xtc_exempt"
+
+
+@attrs.frozen
+class StageSet:
+    stages: tuple[str, ...]  # as in SamplingArrays
+    width: int  # of every list of its arrays; 0: it has none
+    top_logprobs: int | None
+
+    def holds(self, stages: frozenset[str], width: int, top_logprobs: int | None) -> bool:
+        listed = -1 if self.top_logprobs is None else self.top_logprobs
+        wanted = -1 if top_logprobs is None else top_logprobs
+        return stages.issubset(self.stages) and width <= self.width and wanted <= listed
+
+
+def closed_sets(logit: Sequence[str], vocab: int) -> tuple[StageSet, ...]:
+    """The list, cheapest first; the last one has everything. `logit` are the names of the logit stages."""
+    widths = (*(width for width in WIDTHS if width < vocab), vocab)
+    narrow = listed(1, vocab)
+    scored = (*logit, "raw_logprobs")
+    everything = (*logit, *FEATURES, WHEN_USED)
+    sets = (
+        StageSet((), 0, None),
+        StageSet(USUAL, 0, None),
+        *(StageSet((*logit, *draw), width, None) for width in widths[: len(WIDTHS)] for draw in ((), USUAL)),
+        StageSet(scored, widths[0], narrow),
+        StageSet((*logit, *USUAL, "raw_logprobs"), widths[0], narrow),
+        *(StageSet(everything, width, narrow) for width in dict.fromkeys((widths[0], *widths[2:-1]))),
+        StageSet(everything, vocab, vocab),
+    )
+    return tuple(dict.fromkeys(sets))
+
+
+class StageSets:
+    """The list for one chain, and the arrays of rows that use nothing."""
+
+    def __init__(self, stages: Sequence[Stage], idle: RowState, drawing: Mapping[str, np.ndarray], vocab: int) -> None:
+        """`stages` are the chain's logit stages, `idle` is a row that uses none, `drawing` its arrays [1, …] of all
+        that stands behind them."""
+        own = [stage for stage in stages if stage.foreign is None]
+        self._order = (*(stage.name for stage in stages), *FEATURES, WHEN_USED)
+        self._foreign = frozenset(stage.name for stage in stages if stage.foreign is not None)
+        self._fills = {_EXEMPT: NOBODY} | {name: fill for stage in own for name, fill in stage.lists.items()}
+        self._blank = {stage.name: stage.pack([idle], [False]) for stage in own}
+        self._blank[DRAW] = {**drawing, _EXEMPT: np.full((1, 1), NOBODY, np.int32)}
+        self._known = frozenset(name for blank in self._blank.values() for name in blank)
+        self._sets = closed_sets([stage.name for stage in own], vocab)
+
+    def examples(self, rows: int) -> list[SamplingArrays]:
+        """Of R = `rows` rows that use nothing, one for each set."""
+        return [self._filled(each, SamplingArrays((), {}), rows) for each in self._sets]
+
+    def superset(self, exact: SamplingArrays, rows: int) -> SamplingArrays:
+        """The first set that has what `exact` has, with its arrays for all R = `rows` rows. What a third party's logits
+        processor adds is not in the list and stays as it is."""
+        own = frozenset(exact.stages) - self._foreign
+        width = max((exact.params[name].shape[1] for name in self._fills.keys() & exact.params.keys()), default=0)
+        chosen = next(each for each in self._sets if each.holds(own, width, exact.top_logprobs))
+        return self._filled(chosen, exact, rows)
+
+    def _filled(self, chosen: StageSet, exact: SamplingArrays, rows: int) -> SamplingArrays:
+        """Arrays for rows that do not use a stage take no memory: all their rows are one."""
+        blanks = [blank for name, blank in self._blank.items() if name in chosen.stages]
+        params = {
+            name: self._widened(name, exact.params.get(name, array), chosen.width, rows)
+            for blank in blanks
+            for name, array in blank.items()
+            if name != _EXEMPT or "xtc" in chosen.stages
+        }
+        stages = chosen.stages
+        if added := self._foreign.intersection(exact.stages):
+            has = added.union(stages)
+            stages = tuple(name for name in self._order if name in has)
+            params |= {name: array for name, array in exact.params.items() if name not in self._known}
+        return SamplingArrays(stages, params, chosen.top_logprobs)
+
+    def _widened(self, name: str, array: np.ndarray, width: int, rows: int) -> np.ndarray:
+        """[R, …] of [R, …] or of [1, …]; a list with what stands behind its end up to `width`."""
+        if name in self._fills and array.shape[1] < width:
+            wider = np.full((len(array), width), self._fills[name], array.dtype)
+            wider[:, : array.shape[1]] = array
+            array = wider
+        return np.broadcast_to(array, (rows, *array.shape[1:]))
