@@ -284,7 +284,7 @@ def _assemble(
             slots,
             chunk,
             config.max_consecutive_faults,
-            identity=identify(checkpoint, context.positions),
+            identity=attrs.evolve(identify(checkpoint, context.positions), backend=parts.chosen.name),
         ),
         observers=observers,
     )

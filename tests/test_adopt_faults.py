@@ -4,9 +4,10 @@ import attrs
 import pytest
 from cache_rows import IDS, STEPS, caching, detached, go_on, refusal
 from engine_rows import TOKENIZER, opened, scripted
-from real_engine import KeepingBackend, assert_same_bits
+from real_engine import assert_same_bits
+from tested_backends import KeepingNumpy
 
-from mlxcel.core.prefix import KVKey, ModelIdentity, Reject
+from mlxcel.core.prefix import FORMAT, KVKey, ModelIdentity, Reject
 from mlxcel.core.sequence import SequenceState
 from mlxcel.errors import (
     BatchShapeError,
@@ -42,7 +43,7 @@ def test_rows_that_lost_their_kv_hand_nothing_over():
 def test_an_interrupt_before_a_page_was_copied_takes_the_row_back():
     """Nobody knows whether the copy was made: the row computes its positions anew, with the same bits."""
 
-    class Interrupted(KeepingBackend):
+    class Interrupted(KeepingNumpy):
         armed = False
 
         def submit(self, plan):
@@ -96,7 +97,10 @@ def test_no_field_of_a_key_can_pass_for_another():
         attrs.evolve(base, level="R1"),
         attrs.evolve(base, store="x"),
         attrs.evolve(base, page_size=32),
-        attrs.evolve(base, version=2),
+        attrs.evolve(base, version=FORMAT + 1),
+        attrs.evolve(base, rings=(1, 28)),
+        attrs.evolve(base, rings=(12, 8)),
+        attrs.evolve(base, model=attrs.evolve(model, backend="x")),
         attrs.evolve(base, salt=""),
     ]
     roots = [each.root() for each in (base, *others)]

@@ -157,7 +157,11 @@ def test_a_header_that_makes_no_sense_is_damage_even_with_a_right_digest(tmp_pat
         (b'"float32", [21', b'"object", [21'),
         (b'"prefilled": 21', b'"prefilled": 22'),
         (b'"prefilled": 21', b'"prefilled": null'),
-        (b'"version": 1', b'"other": 1'),
+        (b'"version": 2', b'"other": 2'),
+        (b'"salt": null', b'"salt": 1'),
+        (b'"salt": null', b'"salt": ["s"]'),
+        (b'"fingerprint": "', b'"fingerprint": 1, "rope": "'),
+        (b'["float32", [21', b'["float32"], ["float32", [21'),
     ],
 )
 def test_a_header_is_checked_against_the_file_before_memory_is_taken(tmp_path, old, new):
@@ -184,6 +188,7 @@ def sealed(header, arrays):
         ({"identity": ModelIdentity(fingerprint="other")}, "no_match"),
         ({"identity": ModelIdentity(rope="yarn")}, "rope_regime_mismatch"),
         ({"identity": ModelIdentity(adapter="a")}, "adapter_mismatch"),
+        ({"identity": ModelIdentity(backend="other")}, "kv_mode_mismatch"),
         ({"page_size": 32}, "layout_constraints"),
         ({"store": "dense"}, "mode_mismatch"),
     ],
@@ -199,11 +204,58 @@ def test_a_file_of_another_model_or_other_settings_is_refused(tmp_path, other, r
     assert made.engine.kv_stats.free == made.engine.kv_stats.total
 
 
-def test_a_file_that_is_larger_than_the_store_gives_what_fits(tmp_path):
-    file = saved_file(tmp_path)
-    made = caching(pages=4, context=64, slots=1)
-    assert made.cache.load(made.engine, file) == 40
-    assert made.cache.stats().pages == 3
+@pytest.mark.parametrize("other", [{"context": 128}, {"chunk": 16, "context": 2048}], ids=str)
+@pytest.mark.parametrize("store", STORES)
+def test_rings_of_another_size_are_refused(tmp_path, store, other):
+    """Spec X2, V9: the context and the chunk choose how many positions a ring holds."""
+    checkpoint = layered_checkpoint(*LAYERS["windows"])
+    before = caching(checkpoint, store=store, **{"context": 512, "chunk": 256})
+    before.run(ids_of(40))
+    before.cache.save(before.engine, tmp_path / "kept")
+    after = caching(checkpoint, store=store, **{"context": 512, "chunk": 256, **other})
+    with pytest.raises(CacheFileError, match="layout_constraints"):
+        after.cache.load(after.engine, tmp_path / "kept")
+    assert after.run(ids_of(40)).cached == 0
+
+
+def test_what_a_file_says_of_arrays_is_checked_against_the_model(tmp_path):
+    made, other = caching(), caching()
+    made.run(ids_of(21), 1)
+    made.cache.save(made.engine, tmp_path / "kept")
+    raw = (tmp_path / "kept").read_bytes()
+    end = 16 + int.from_bytes(raw[8:16], "little")
+    header = raw[16:end].replace(b"[21, 2, 8]", b"[21, 4, 4]")
+    (tmp_path / "kept").write_bytes(sealed(header, raw[end:-32]))
+    with pytest.raises(CacheFileError, match="do not fit"):
+        other.cache.load(other.engine, tmp_path / "kept")
+    assert other.engine.kv_stats.free == other.engine.kv_stats.total
+
+
+def test_a_short_prompt_behind_a_long_one_is_saved_with_as_many_positions_as_it_has(tmp_path):
+    """Windowed layers: a copy of the rings lies in the midst of a page that pieces computed as a whole."""
+    checkpoint, ids = layered_checkpoint(*LAYERS["windows"]), ids_of(90)
+    before, after = caching(checkpoint), caching(checkpoint)
+    for length in (90, 41):
+        before.run(ids[:length], 1)
+    before.cache.save(before.engine, tmp_path / "kept")
+    assert after.cache.load(after.engine, tmp_path / "kept") == 90 + 41
+    for length in (90, 41):
+        ran, cold = after.run(ids[:length]), caching(checkpoint).run(ids[:length])
+        assert (ran.cached, ran.ids) == (length - 1, cold.ids)
+        assert_same_bits(cold.logits, ran.logits)
+
+
+def test_a_file_that_is_larger_than_the_store_gives_what_was_used_last(tmp_path):
+    """Least recently used goes first (spec X12), and what is too long for the store goes alone."""
+    made = caching()
+    for seed, length in ((0, 40), (1, 40), (2, 120), (3, 30)):
+        made.run(ids_of(length, seed=seed), 1)
+    made.cache.save(made.engine, tmp_path / "kept")
+    small = caching(pages=6, context=64, slots=2)
+    assert small.cache.load(small.engine, tmp_path / "kept") == 40 + 40 + 30
+    assert small.cache.stats().pages <= 6
+    newest = [small.spec(ids_of(length, seed=seed)) for seed, length in ((3, 30), (1, 40))]
+    assert [small.cache.match(spec).length for spec in newest] == [29, 39]
 
 
 @pytest.mark.parametrize(("length", "size"), [(1, 16), (16, 16), (17, 16), (40, 32)])

@@ -13,7 +13,9 @@ from mlxcel.core.settings import EngineSettings
 from mlxcel.errors import BatchShapeError, RewindError
 
 
-def kv_key(spec: SequenceSpec | None, kv: KVStore, caps: BackendCaps, settings: EngineSettings) -> KVKey:
+def kv_key(
+    spec: SequenceSpec | None, kv: KVStore, kv_spec: KVSpec, caps: BackendCaps, settings: EngineSettings
+) -> KVKey:
     """What, beside the ids, the KV of such a row is the KV of (spec X2); None: of one that anybody may share."""
     return KVKey(
         model=settings.identity,
@@ -22,9 +24,17 @@ def kv_key(spec: SequenceSpec | None, kv: KVStore, caps: BackendCaps, settings: 
         kv_mode=caps.dtype,
         store=kv.name,
         page_size=kv.page_size,
+        rings=rings(kv_spec, context=settings.context, chunk=settings.chunk),
         isolation=None if spec is None else spec.isolation,
         salt=None if spec is None else spec.cache_salt,
     )
+
+
+def rings(spec: KVSpec, *, context: int, chunk: int) -> tuple[int, ...]:
+    """Positions that the ring of each windowed layer holds, first layer first."""
+    if not spec.windowed:
+        return ()
+    return tuple(layer.ring(context=context, chunk=chunk) for layer in spec.layers if isinstance(layer, SlidingKV))
 
 
 def check_prefix(

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlxcel.errors import AdoptError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of what a root says; a change of what determines KV bits, or of how they are laid out, is another number."""
 
 
@@ -30,7 +30,7 @@ class Reject(StrEnum):
     ROPE_REGIME_MISMATCH = "rope_regime_mismatch"  # other position scaling
     ADAPTER_MISMATCH = "adapter_mismatch"  # other adapter
     MODEL_OWNED_STATE = "model_owned_state"  # recurrent layers
-    LAYOUT_CONSTRAINTS = "layout_constraints"  # a ring that no longer holds what is needed; other page size
+    LAYOUT_CONSTRAINTS = "layout_constraints"  # a ring that no longer holds what is needed; other sizes
     NEEDS_PROMPT_LOGITS = "needs_prompt_logits"  # prompt logprobs, echo with logprobs
     DECODED_POSITIONS = "decoded_positions"  # positions that no piece computed, at R1
     FAULT = "fault"  # the KV was lost
@@ -40,13 +40,14 @@ class Reject(StrEnum):
 @attrs.frozen
 class ModelIdentity:
     """What of a loaded model determines the bits of its KV. `fingerprint` stands for names, shapes, dtypes and values
-    of the weights, `rope` for the scaling of positions."""
+    of the weights, `rope` for the scaling of positions, `backend` for who computes."""
 
     fingerprint: str = ""
     quantisation: str = ""
     rope: str = ""
     adapter: str | None = None
     adapter_scale: float = 1.0
+    backend: str = ""
 
 
 @attrs.frozen
@@ -59,6 +60,7 @@ class KVKey:
     kv_mode: str  # how KV values are held
     store: str
     page_size: int
+    rings: tuple[int, ...] = ()  # positions that the ring of each windowed layer holds (spec V9)
     isolation: bytes | None = None
     salt: str | None = None
     version: int = FORMAT
@@ -68,12 +70,14 @@ class KVKey:
         fields: list[tuple[bytes, bytes | None]] = [
             (b"V", str(self.version).encode()),
             (b"M", self.model.fingerprint.encode()),
+            (b"B", self.model.backend.encode()),
             (b"Q", self.model.quantisation.encode()),
             (b"D", self.dtype.encode()),
             (b"L", self.level.encode()),
             (b"K", self.kv_mode.encode()),
             (b"S", self.store.encode()),
             (b"P", str(self.page_size).encode()),
+            (b"W", ",".join(map(str, self.rings)).encode()),
             (b"R", self.model.rope.encode()),
             (b"A", None if self.model.adapter is None else self.model.adapter.encode()),
             (b"F", repr(float(self.model.adapter_scale)).encode()),
@@ -98,11 +102,13 @@ class KVKey:
             return Reject.ADAPTER_MISMATCH
         if self.model.rope != other.model.rope:
             return Reject.ROPE_REGIME_MISMATCH
-        if (self.dtype, self.level, self.kv_mode) != (other.dtype, other.level, other.kv_mode):
+        own = (self.model.backend, self.dtype, self.level, self.kv_mode)
+        if own != (other.model.backend, other.dtype, other.level, other.kv_mode):
             return Reject.KV_MODE_MISMATCH
         if self.store != other.store:
             return Reject.MODE_MISMATCH
-        return None if self.page_size == other.page_size else Reject.LAYOUT_CONSTRAINTS
+        same_layout = (self.page_size, self.rings) == (other.page_size, other.rings)
+        return None if same_layout else Reject.LAYOUT_CONSTRAINTS
 
 
 @attrs.frozen(eq=False)

@@ -239,7 +239,8 @@ class Rows:
     # --- KV that leaves a row -----------------------------------------------------------------------------------------
 
     def key(self, spec: SequenceSpec | None) -> KVKey:
-        return kv_key(spec, self._parts.kv, self._parts.backend.caps, self._parts.settings)
+        parts = self._parts
+        return kv_key(spec, parts.kv, parts.kv_spec, parts.backend.caps, parts.settings)
 
     def detach(self, row: Sequence, length: int) -> DetachedKV:
         """The first `length` positions, for the caller; the row has neither KV nor slot any more (spec V13)."""

@@ -160,6 +160,7 @@ def _parsed(path: Path, header: bytes, begin: int, end: int) -> list[SavedPrefix
         raw = dict(entry["key"])
         model = ModelIdentity(**raw.pop("model"))
         isolation = raw.pop("isolation")
+        raw["rings"] = tuple(raw.get("rings", ()))
         key = KVKey(model=model, isolation=None if isolation is None else bytes.fromhex(isolation), **raw)
         key.root()  # raises for a field of another kind
         arrays = tuple(array(each) for each in entry["arrays"])
