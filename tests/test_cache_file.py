@@ -209,7 +209,7 @@ def test_a_file_of_another_model_or_other_settings_is_refused(tmp_path, other, r
 def test_rings_of_another_size_are_refused(tmp_path, store, other):
     """Spec X2, V9: the context and the chunk choose how many positions a ring holds."""
     checkpoint = layered_checkpoint(*LAYERS["windows"])
-    before = caching(checkpoint, store=store, **{"context": 512, "chunk": 256})
+    before = caching(checkpoint, store=store, context=512, chunk=256)
     before.run(ids_of(40))
     before.cache.save(before.engine, tmp_path / "kept")
     after = caching(checkpoint, store=store, **{"context": 512, "chunk": 256, **other})
