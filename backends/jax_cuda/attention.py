@@ -1,8 +1,8 @@
 """Causal attention over page tables as XLA programs: one form for full layers and windows, dense and paged storage.
 
-A tile is Q consecutive tokens of one row. It walks over the key blocks [0, 128), [128, 256) … of absolute positions; each
-block gives one partial (maximum, sum, weighted values), and partials are merged in their order. A block of which a token
-sees nothing leaves its sums as they are, bit for bit, so a token's result follows from its own position alone.
+A tile is Q consecutive tokens of one row. It walks over the key blocks [0, 128), [128, 256) … of absolute positions;
+each block gives one partial (maximum, sum, weighted values), and partials are merged in their order. A block of which a
+token sees nothing leaves its sums as they are, bit for bit, so a token's result follows from its own position alone.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def attend(
 
     def tile(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         row, queries, at = args
-        return _tile(
-            queries, at, seq_lens[row], lambda n: fetch(row, n), scale=scale, softcap=softcap, window=window
-        )
+        return _tile(queries, at, seq_lens[row], lambda n: fetch(row, n), scale=scale, softcap=softcap, window=window)
 
     args = (rows, q.reshape(S * tiles, size, *heads), positions.reshape(S * tiles, size))
     mixed = lax.map(tile, args) if tiled else jax.vmap(lambda *each: tile(each))(*args)

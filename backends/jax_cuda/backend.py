@@ -25,10 +25,12 @@ from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.compile_cache import mended
 from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory
-from mlxcel_jax_cuda.forward import DrawShape, Found, LastDrawn, draw, forward, pack_draw
+from mlxcel_jax_cuda.forward import Arrays, DrawShape, Found, LastDrawn, draw, forward_of, pack_draw
+from mlxcel_jax_cuda.fused_decode import fused_block, fused_weights
 from mlxcel_jax_cuda.launch import Launch, Shape, Widths, launches
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
+from mlxcel_jax_cuda.packed_forms import packed_forms
 from mlxcel_jax_cuda.weights import Weights, load_weights
 
 ROWS = (8, 32, 128, 256)
@@ -48,6 +50,7 @@ class _Loaded:
 class _Running:
     model: Model
     sampler: Sampler
+    arrays: Arrays
     widths: Widths
     pages: int  # P
     kv: storage.Leaves
@@ -116,22 +119,24 @@ class JaxBackend:
         return device_memory(self._device)
 
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
-        weights = load_weights(family.schema(config), checkpoint, self._numerics, self._device, progress)
+        schema, numerics = family.schema(config), self._numerics
+        forms = packed_forms(schema, fused_block(family, config, numerics, config.context), numerics)
+        weights = load_weights(schema, checkpoint, numerics, self._device, progress, forms)
         self._loaded = _Loaded(family, config, weights)
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
         loaded = self._model()
-        model = Model(loaded.family, loaded.config, loaded.weights.index, layout, self._numerics)
-        fixed = self._numerics.level == "R1"
+        block = fused_block(loaded.family, loaded.config, self._numerics, layout.context)
+        model = Model(loaded.family, loaded.config, loaded.weights.index, layout, self._numerics, block)
         widths = Widths.of(
-            slots=layout.slots,
-            chunk=R1_TOKENS if fixed else min(layout.chunk, ceil_block(layout.context)),
-            rows=() if fixed else ROWS,
-            tokens=() if fixed else TOKENS,
+            slots=layout.slots, chunk=min(layout.chunk, ceil_block(layout.context)), rows=ROWS, tokens=TOKENS
         )
+        if self._numerics.level == "R1":
+            widths = Widths(widths.rows[-1:], (R1_TOKENS,))
+        arrays = Arrays(loaded.weights.leaves, None if block is None else fused_weights(block, loaded.weights))
         pages = -(-ceil_block(layout.context) // layout.page_size)
         kv, last = self._zeros(layout)
-        self._running = _Running(model, sampler, widths, pages, kv, last)
+        self._running = _Running(model, sampler, arrays, widths, pages, kv, last)
 
     @mended()
     def warm_up(self, progress: Progress) -> None:
@@ -181,15 +186,16 @@ class JaxBackend:
                     drawn.append(_Drawn(launch, self._draw(plan, launch, logits)))
         except Exception as error:
             raise self._fault(error) from error
-        routes = {name: n * ran for name, n in Counter(storage.routes(layout, kernel=False)).items()}
+        routes = {
+            name: n * ran for name, n in Counter(storage.routes(layout, kernel=bool(self._numerics.hopper))).items()
+        }
         return _Submitted(plan, tuple(drawn), routes, None if drawn else running.kv)
 
     def _forward(self, shape: Shape, buffer: np.ndarray) -> jax.Array:
         """Logits float32 [R, V]; the KV is what the launch leaves of it."""
         running = self._started()
-        running.kv, logits = forward(
-            running.model, shape, self._model().weights.leaves, running.kv, running.last.tokens, buffer
-        )
+        forward = forward_of(running.model, shape)
+        running.kv, logits = forward(running.model, shape, running.arrays, running.kv, running.last.tokens, buffer)
         return logits
 
     def _draw(self, plan: StepPlan, launch: Launch, logits: jax.Array) -> Found:
@@ -276,9 +282,11 @@ class JaxBackend:
 
 
 def _numerics(device: jax.Device, dtype: str, deterministic: bool, level: Level | None) -> Numerics:
-    platform = device_facts(device).platform
-    chosen: Level = "R2" if platform == "cpu" else "R1" if deterministic else "R0"
-    return Numerics(platform, compute_dtype(dtype, platform), level or chosen)
+    facts = device_facts(device)
+    kind = compute_dtype(dtype, facts.platform)
+    chosen: Level = "R2" if facts.platform == "cpu" else "R1" if deterministic else "R0"
+    hopper = facts.sms if facts.capability == "9.0" and kind == "bfloat16" else 0
+    return Numerics(facts.platform, kind, level or chosen, hopper)
 
 
 def _nothing_drawn(layout: KVLayout) -> LastDrawn:

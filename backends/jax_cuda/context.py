@@ -8,17 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from mlxcel.core.family import ScanStep
 from mlxcel.core.kv import RecurrentKV, SlidingKV
 from mlxcel_jax_cuda.attention import attend
 from mlxcel_jax_cuda.experts import mixture
+from mlxcel_jax_cuda.kernel_attention import KernelAttention, by_kernel
+from mlxcel_jax_cuda.kernels.row_products import gated_product, row_product
+from mlxcel_jax_cuda.kernels.row_products_weight import embedding_rows
 from mlxcel_jax_cuda.launch import Fields
 from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.packed_forms import GATED
 from mlxcel_jax_cuda.products import row_products
 from mlxcel_jax_cuda.scan import scan_rows
 from mlxcel_jax_cuda.storage import block, places, tables_of, write
+from mlxcel_jax_cuda.weights import Linear
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -29,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class JaxContext:
-    """ForwardContext of one launch: S rows of W tokens, flat. `kv` holds the leaves as the layers so far have left them.
+    """ForwardContext of one launch: S rows of W tokens, flat. `kv` holds the leaves as the layers so far left them.
 
     The residual stream is float32; norms give the compute type, and so do products, which add up in float32.
     """
@@ -44,6 +48,8 @@ class JaxContext:
         self._places = places(model.layout)
         self._tokens = jnp.sum(fields.positions >= 0)  # padding stands behind them
         self._turns: dict[bytes, tuple[jax.Array, jax.Array]] = {}
+        self._facing: tuple[jax.Array, Linear, tuple[jax.Array, ...]] | None = None
+        self._kernels = KernelAttention(fields, model.numerics.hopper)
         self.kv = list(kv)
 
     @property
@@ -51,12 +57,12 @@ class JaxContext:
         return self._model.layout.context
 
     def embed(self, weight: str = "embed") -> jax.Array:
-        table = self._weights[self._plain[weight, 0]]
-        return table[jnp.maximum(self._token_ids, 0)].astype(jnp.float32)
+        table, ids = self._weights[self._plain[weight, 0]], jnp.maximum(self._token_ids, 0)
+        packed = self._model.index.embedding if weight == "embed" else None
+        rows = table[ids] if packed is None else embedding_rows(table, ids, packed)
+        return rows.astype(jnp.float32)
 
-    def for_layers(
-        self, body: Callable[..., jax.Array], x: jax.Array, kinds: Sequence[Any] | None = None
-    ) -> jax.Array:
+    def for_layers(self, body: Callable[..., jax.Array], x: jax.Array, kinds: Sequence[Any] | None = None) -> jax.Array:
         for layer in range(self._model.index.layers):
             x = body(layer, x) if kinds is None else body(layer, x, kinds[layer])
         return x
@@ -84,14 +90,23 @@ class JaxContext:
         return normed.astype(self._compute)
 
     def project(self, x: jax.Array, group: str, *, layer: int | None = None) -> tuple[jax.Array, ...]:
-        y = self._product(x, group, layer).astype(self._compute)
-        sizes = self._linear[group, layer or 0].sizes
-        return tuple(jnp.split(y, np.cumsum(sizes)[:-1], axis=1))
-
-    def _product(self, x: jax.Array, group: str, layer: int | None) -> jax.Array:
         linear = self._linear[group, layer or 0]
-        count = self._tokens if x.shape[0] == self._token_ids.shape[0] else None
-        y = row_products(self._weights[linear.matrix], x.astype(self._compute), self._model.numerics, count)
+        y = self._product(x, linear, self._compute).astype(self._compute)
+        parts = tuple(jnp.split(y, np.cumsum(linear.sizes)[:-1], axis=1))
+        if group == GATED and linear.packed is not None and linear.packed.facing and linear.bias is None:
+            self._facing = x.astype(self._compute), linear, parts
+        return parts
+
+    def _product(self, x: jax.Array, linear: Linear, dtype: Any) -> jax.Array:
+        """[T, F], of `dtype` where a kernel can give it, else float32."""
+        x, matrix = x.astype(self._compute), self._weights[linear.matrix]
+        if linear.packed is not None:
+            if linear.bias is not None:
+                dtype = jnp.float32
+            y = row_product(matrix, x, linear.packed, dtype=dtype, sms=self._model.numerics.hopper)
+        else:
+            count = self._tokens if x.shape[0] == self._token_ids.shape[0] else None
+            y = row_products(matrix, x, self._model.numerics, count)
         return y if linear.bias is None else y + self._weights[linear.bias]
 
     def rope(self, x: jax.Array, frequencies: np.ndarray, *, scale: float = 1.0) -> jax.Array:
@@ -107,17 +122,19 @@ class JaxContext:
     def attend(
         self, q: jax.Array, k: jax.Array, v: jax.Array, *, layer: int, scale: float, softcap: float = 0.0
     ) -> jax.Array:
-        place, fields = self._places[layer], self._fields
+        place, fields, sms = self._places[layer], self._fields, self._model.numerics.hopper
         if isinstance(place.kv, RecurrentKV):
             raise TypeError(f"layer {layer} keeps recurrent state: nothing can be attended to")
         rows, width = fields.positions.shape
         tables = tables_of(place.kv, fields)
         kv_heads = k.shape[1]
         for leaf, values in zip((place.first, place.first + 1), (k, v), strict=True):
-            self.kv[leaf] = write(
-                self.kv[leaf], tables, fields.positions, values.reshape(rows, width, kv_heads, -1)
-            )
+            self.kv[leaf] = write(self.kv[leaf], tables, fields.positions, values.reshape(rows, width, kv_heads, -1))
         keys, values = self.kv[place.first], self.kv[place.first + 1]
+        window = place.kv.window if isinstance(place.kv, SlidingKV) else None
+        if sms and by_kernel(place.kv, keys, q.shape[1]):
+            mixed = self._kernels.attend(q, keys, values, tables, scale=scale, softcap=softcap, window=window or 0)
+            return mixed.reshape(rows * width, -1)
         mixed = attend(
             q.reshape(rows, width, kv_heads, q.shape[1] // kv_heads, -1),
             fields.positions,
@@ -125,7 +142,7 @@ class JaxContext:
             lambda row, number: (block(keys, tables[row], number), block(values, tables[row], number)),
             scale=scale,
             softcap=softcap,
-            window=place.kv.window if isinstance(place.kv, SlidingKV) else None,
+            window=window,
             tiled=self._model.numerics.tiled,
         )
         return mixed.reshape(rows * width, -1).astype(self._compute)
@@ -164,6 +181,11 @@ class JaxContext:
         ).astype(self._compute)
 
     def gated(self, gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
+        if self._facing is not None and activation == "silu":
+            x, linear, parts = self._facing
+            if linear.packed is not None and gate is parts[0] and up is parts[1]:
+                # One kernel for all three; the product that gave the parts has no other reader and is dropped.
+                return gated_product(self._weights[linear.matrix], x, linear.packed, sms=self._model.numerics.hopper)
         return (ACTIVATIONS[activation](gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(self._compute)
 
     def activate(self, x: jax.Array, activation: str) -> jax.Array:
@@ -173,7 +195,7 @@ class JaxContext:
         return x[self._fields.logits_rows]
 
     def unembed(self, x: jax.Array, weight: str = "unembed") -> jax.Array:
-        return self._product(x, weight, None)
+        return self._product(x, self._linear[weight, 0], jnp.float32)
 
     @property
     def _compute(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import attrs
@@ -13,22 +14,44 @@ import numpy as np
 from mlxcel.core.plan import CARRY, SamplingArrays
 from mlxcel.core.sampling import Carry, Sampler
 from mlxcel_jax_cuda.context import JaxContext
+from mlxcel_jax_cuda.fused_decode import decode_fused, runs_fused
 from mlxcel_jax_cuda.launch import Shape, unpack
 from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.standard_block import BlockWeights, Launching
 from mlxcel_jax_cuda.storage import Leaves
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def forward(
-    model: Model, shape: Shape, weights: Leaves, kv: Leaves, last_tokens: jax.Array, buffer: jax.Array
+class Arrays(NamedTuple):
+    """The weights of a model, as the two kinds of forward read them."""
+
+    leaves: Leaves
+    block: BlockWeights | None = None
+
+
+def _forward(
+    model: Model, shape: Shape, weights: Arrays, kv: Leaves, last_tokens: jax.Array, buffer: jax.Array
 ) -> tuple[Leaves, jax.Array]:
     """One launch: the KV as it leaves it, and logits float32 [R, V]. last_tokens int32 [slots + 1]."""
     fields = unpack(shape, buffer)
     own = jnp.broadcast_to(last_tokens[fields.slots][:, None], fields.token_ids.shape)
     token_ids = jnp.where(fields.token_ids == CARRY, own, fields.token_ids).reshape(-1)
-    context = JaxContext(model, fields, token_ids, weights, kv)
+    if weights.block is not None and runs_fused(model, shape):
+        return decode_fused(model, fields, token_ids, weights.block, kv)
+    context = JaxContext(model, fields, token_ids, weights.leaves, kv)
     logits = model.family.forward(context, model.config)
     return tuple(context.kv), logits.astype(jnp.float32)
+
+
+_STATIC, _DONATED = (0, 1), 3
+_captured = jax.jit(_forward, static_argnums=_STATIC, donate_argnums=_DONATED)
+_early = jax.jit(
+    _forward, static_argnums=_STATIC, donate_argnums=_DONATED, compiler_options=Launching().compiler_options
+)
+
+
+def forward_of(model: Model, shape: Shape) -> Callable[..., tuple[Leaves, jax.Array]]:
+    """`_forward` as it is compiled for a launch: of fused kernels each may begin while the one before it ends."""
+    return _early if model.early and runs_fused(model, shape) else _captured
 
 
 @attrs.frozen(cache_hash=True)

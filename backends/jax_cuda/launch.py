@@ -144,9 +144,7 @@ def _places(plan: StepPlan) -> np.ndarray:
     return places
 
 
-def _decode(
-    plan: StepPlan, rows: np.ndarray, places: np.ndarray, widths: Widths, slots: int, pages: int
-) -> Launch:
+def _decode(plan: StepPlan, rows: np.ndarray, places: np.ndarray, widths: Widths, slots: int, pages: int) -> Launch:
     count, size = len(rows), widths.decode(len(rows))
     shape = Shape(rows=size, width=1, logits=size, pages=pages)
     tokens = plan.query_start[rows]

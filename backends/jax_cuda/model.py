@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from mlxcel.core.family import ModelFamily
+from mlxcel.core.family import ModelFamily, StandardBlock
 from mlxcel.core.kv import KVLayout
 from mlxcel_jax_cuda.numerics import Numerics
 from mlxcel_jax_cuda.weights import WeightIndex
@@ -26,3 +26,5 @@ class Model:
     index: WeightIndex
     layout: KVLayout
     numerics: Numerics
+    block: StandardBlock | None = None  # where decode runs by the fused kernels
+    early: bool = True  # these kernels begin while the one before ends

@@ -12,8 +12,8 @@ from mlxcel_jax_cuda.numerics import TILE, Numerics
 def row_products(matrix: jax.Array, x: jax.Array, numerics: Numerics, count: jax.Array | None = None) -> jax.Array:
     """x @ matrix.T, float32 [T, F]; only the first `count` tokens are asked for.
 
-    At R2 on XLA:CPU tile by tile of eight rows, padded at the end. The number of tiles is known at run time alone, so the
-    program of a tile is the same whatever T is.
+    At R2 on XLA:CPU tile by tile of eight rows, padded at the end. The number of tiles is known at run time alone, so
+    the program of a tile is the same whatever T is.
     """
     if not numerics.tiled:
         return _product(x, matrix)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -15,16 +15,19 @@ from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import WeightSchema, WeightSpec
 from mlxcel.core.source import Progress
 from mlxcel.tensor_check import check_tensors
+from mlxcel_jax_cuda.kernels.row_products_weight import Weight, pack
 from mlxcel_jax_cuda.numerics import Numerics
 
 
 @attrs.frozen
 class Linear:
-    """A fused group of one layer: places of the matrix [sum of F, D] and the bias [sum of F], and the F of each weight."""
+    """A fused group of one layer: places of the matrix [sum of F, D] and the bias [sum of F], and the F of each weight.
+    A packed matrix lies in the tiles of the Hopper kernels."""
 
     matrix: int
     bias: int | None
     sizes: tuple[int, ...]
+    packed: Weight | None = None
 
 
 @attrs.frozen(cache_hash=True)
@@ -34,6 +37,7 @@ class WeightIndex:
     layers: int
     linear: tuple[tuple[tuple[str, int], Linear], ...]
     plain: tuple[tuple[tuple[str, int], int], ...]
+    embedding: Weight | None = None  # the tiles of an embedding that is the head too
 
 
 @attrs.frozen(eq=False)
@@ -69,10 +73,15 @@ class _Group:
 
 
 def load_weights(
-    schema: WeightSchema, checkpoint: Checkpoint, numerics: Numerics, device: jax.Device, progress: Progress
+    schema: WeightSchema,
+    checkpoint: Checkpoint,
+    numerics: Numerics,
+    device: jax.Device,
+    progress: Progress,
+    forms: Mapping[str, Weight],
 ) -> Weights:
-    """Read every weight once, a group at a time, so that the host holds one group in float32. CheckpointError names all
-    tensors that are missing, and each that has another shape."""
+    """Read every weight once, a group at a time, so that the host holds one group in float32. Groups of `forms` are
+    packed on the device. CheckpointError names all tensors that are missing, and each that has another shape."""
     check_tensors(schema, checkpoint)
     tensors: dict[tuple[str, int], list[tuple[str, int | None]]] = {}
     for tensor, place in schema.tensor_names(checkpoint.naming).items():
@@ -87,10 +96,13 @@ def load_weights(
             progress.advance(done)
         values = parts[0] if len(parts) == 1 else np.concatenate(parts)
         member = group.members[0]
-        tree.put(group.name, group.layer, _placed(values, _dtype(member, numerics), device), member.axes)
+        placed = _placed(values, _dtype(member, numerics), device)
+        if group.name in forms:
+            placed = pack(placed, forms[group.name])
+        tree.put(group.name, group.layer, placed, member.axes)
         sizes[group.name, group.layer or 0] = tuple(len(part) for part in parts)
     progress.finish()
-    return _split(schema, tree, sizes)
+    return _split(schema, tree, sizes, forms)
 
 
 def _groups(schema: WeightSchema) -> Iterator[_Group]:
@@ -137,7 +149,12 @@ def _placed(values: np.ndarray, dtype: Any, device: jax.Device) -> jax.Array:
     return jax.device_put(values, device).astype(dtype)
 
 
-def _split(schema: WeightSchema, tree: Tree, sizes: dict[tuple[str, int], tuple[int, ...]]) -> Weights:
+def _split(
+    schema: WeightSchema,
+    tree: Tree,
+    sizes: dict[tuple[str, int], tuple[int, ...]],
+    forms: Mapping[str, Weight],
+) -> Weights:
     """The tree's leaves in its own order, biases of a group joined into one leaf."""
     _, state = nnx.split(tree)
     leaves: list[jax.Array] = []
@@ -152,13 +169,14 @@ def _split(schema: WeightSchema, tree: Tree, sizes: dict[tuple[str, int], tuple[
         members = schema.group(name) if any((w.group or w.name) == name for w in schema.weights) else ()
         if members and members[0].role == "linear":
             bias = _joined([biased.get(w.name) for w in members], sizes[name, layer], layer, at, leaves)
-            linear[name, layer] = Linear(place, bias, sizes[name, layer])
+            linear[name, layer] = Linear(place, bias, sizes[name, layer], forms.get(name))
     for weight in schema.weights:
         if weight.tied_to is not None:
             shared = at[weight.tied_to, 0]
             bias = _joined([biased.get(weight.name)], (weight.shape[0],), 0, at, leaves)
-            linear[weight.name, 0] = Linear(shared, bias, (weight.shape[0],))
-    index = WeightIndex(schema.layers, tuple(sorted(linear.items())), tuple(sorted(at.items())))
+            linear[weight.name, 0] = Linear(shared, bias, (weight.shape[0],), forms.get(weight.tied_to))
+    by_name = tuple(sorted(linear.items(), key=lambda item: item[0]))
+    index = WeightIndex(schema.layers, by_name, tuple(sorted(at.items())), forms.get("embed"))
     return Weights(index, tuple(leaves))
 
 

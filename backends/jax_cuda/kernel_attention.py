@@ -1,0 +1,68 @@
+"""Attention by the Hopper kernels: which layers they can do, and the schedule that the layers of a launch share."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from mlxcel.core.kv import FullKV, LayerKV, SlidingKV
+from mlxcel_jax_cuda.kernels.attention import HALF, HEAD_DIMS, SLOT
+from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, make_schedule
+from mlxcel_jax_cuda.kernels.chunk_attention import chunk_attention
+from mlxcel_jax_cuda.kernels.decode_attention import MOST_COLUMNS, decode_attention
+from mlxcel_jax_cuda.launch import Fields
+
+
+def by_kernel(kv: LayerKV, keys: jax.Array, heads: int) -> bool:
+    """Whether the kernels can attend to these pages, [pages, K, page_size, d], with so many query heads."""
+    if not isinstance(kv, FullKV | SlidingKV):
+        return False
+    page_size = keys.shape[2]
+    return (
+        kv.k_dim == kv.v_dim
+        and kv.k_dim in HEAD_DIMS
+        and (page_size == HALF or page_size % SLOT == 0)
+        and keys.dtype == jnp.bfloat16
+        and heads // kv.kv_heads <= MOST_COLUMNS
+    )
+
+
+class KernelAttention:
+    """Of one launch, while it is traced."""
+
+    def __init__(self, fields: Fields, sms: int) -> None:
+        self._fields, self._sms = fields, sms
+        self._schedules: dict[tuple[int, ...], Schedule] = {}
+
+    def attend(
+        self,
+        q: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        tables: jax.Array,
+        *,
+        scale: float,
+        softcap: float = 0.0,
+        window: int = 0,
+    ) -> jax.Array:
+        """q [S W, H, d], pages with this launch's keys in them, tables int32 [S, P] -> [S W, H, d]."""
+        positions = self._fields.positions
+        if positions.shape[1] == 1:
+            schedule = self._schedule(keys, tables, window)
+            return decode_attention(
+                q, keys, values, schedule, scale=scale, softcap=softcap, window=window, sms=self._sms
+            )
+        length = jnp.sum(positions[0] >= 0)
+        first, table = positions[0, 0], tables[0]
+        return chunk_attention(
+            q, keys, values, table, first, length, scale=scale, softcap=softcap, window=window, sms=self._sms
+        )
+
+    def _schedule(self, keys: jax.Array, tables: jax.Array, window: int) -> Schedule:
+        pages, kv_heads, page_size, _ = keys.shape
+        key = (pages, kv_heads, page_size, window)
+        if key not in self._schedules:
+            self._schedules[key] = make_schedule(
+                tables, self._fields.seq_lens, num_pages=pages, page_size=page_size, kv_heads=kv_heads, window=window
+            )
+        return self._schedules[key]
