@@ -199,7 +199,8 @@ class Engine(KVCalls):
         copies = [(row, copy) for row in rows if (copy := self._kv.page_copy(row.id)) is not None]
         try:
             pages = [copy for _, copy in copies]
-            plan = pack_step(rows, own, lengths, drawing, pages, kv=self._kv, sampler=self._sampler)
+            closed = self._backend.caps.compiled
+            plan = pack_step(rows, own, lengths, drawing, pages, kv=self._kv, sampler=self._sampler, closed=closed)
             for row, length in zip(rows, lengths, strict=True):
                 self._kv.advance(row.id, length)
             handle = self._backend.submit(plan)

@@ -26,10 +26,11 @@ def pack_step(
     *,
     kv: KVStore,
     sampler: Sampler,
+    closed: bool = False,
 ) -> StepPlan:
     """One forward over S parts of `lengths` tokens, R of them `drawing`, behind the page `copies` that it needs.
-    Tokens of a row are contiguous, rows in the order given. Arrays are new, and each is made at once: this runs between
-    two steps of the device."""
+    Tokens of a row are contiguous, rows in the order given; `closed` as in `Sampler.pack`. Arrays are new, and each is
+    made at once: this runs between two steps of the device."""
     at = [row.stored + row.fed for row in rows]
     ends = [start + length for start, length in zip(at, lengths, strict=True)]
     pieces = [isinstance(part, Piece) for part in parts]
@@ -39,7 +40,7 @@ def pack_step(
         np.cumsum(lengths, out=query_start[1:])
         positions = np.repeat(starts - query_start[:-1], lengths)
         positions += np.arange(len(positions), dtype=np.int32)
-    logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, ends, sampler)
+    logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, ends, sampler, closed)
     return StepPlan(
         token_ids=_token_ids(rows, parts, at, query_start if any(pieces) else None),
         positions=positions,
@@ -84,6 +85,7 @@ def _asked(
     query_start: np.ndarray,
     ends: Listing[int],
     sampler: Sampler,
+    closed: bool,
 ) -> tuple[np.ndarray, np.ndarray, SamplingArrays]:
     """Where logits are asked for, int32 [R] of the T tokens and int32 [R] of the S rows, and what is made of them: the
     last token of each row that draws, or the positions that a part, alone in its step, scores."""
@@ -98,6 +100,7 @@ def _asked(
         [row.sampler_state for row in drawn],
         [end for end, draw in zip(ends, drawing, strict=True) if draw],
         [row.drawing > 0 for row in drawn],
+        closed=closed,
     )
     return query_start[draw_rows + 1] - 1, draw_rows, sampling
 
