@@ -1,0 +1,367 @@
+"""How close decoding with the JAX backend comes to the memory's bandwidth, and what stands around the step.
+
+    python benchmarks/decode.py --commit COMMIT [--json FILE] [--device cuda] [--seconds 480] [SECTION ...]
+
+Random weights of published shapes, greedy, through the engine, one step ahead of what is read. A figure is the median
+of rounds, after one that only compiles and warms; beside it the least and the greatest. GB/s are of the weights and the
+KV that a step reads, at the mean length of the round; they stand beside what reading and copying came to in this
+process.
+
+Sections, in the order of the default run: lone (one row, few and many keys, and the first token of a long prompt),
+bare (the engine over its own jitted step; launches), scheduler (over the engine), batch (rows together; one row of the
+other shapes), storage (paged against dense), concurrency, fairness (by benchmarks/fairness.py), deterministic (level
+R1), start (from a fresh process to its first token, compiled programs cold and warm). The bandwidth is measured before
+any. A section that fails is recorded with its error and the next one runs; a figure that takes longer than
+FIGURE_SECONDS ends the process. What does not begin within --seconds is left out, and named. The record is written
+after each figure.
+
+--cache keeps compiled programs in a folder, for the next run on the same machine. --small runs toys: to see that the
+script works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import fresh_process
+from random_engines import Bench, Engines, Setup, device_facts, prepare_jax
+from served_rounds import crowd_served, served
+
+FIGURE_SECONDS = 200
+TURNS = 8
+"""Passes over an array in one call that measures bandwidth."""
+SECTIONS = (
+    *("lone", "bare", "scheduler", "batch", "storage", "concurrency", "fairness", "deterministic"),
+    "start",
+)
+
+Figures = Iterator[dict[str, Any]]
+Side = tuple[Bench, Callable[[], float]]
+"""An engine, and a round of it: seconds a step."""
+
+
+@attrs.frozen
+class Sizes:
+    shapes: tuple[str, ...] = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-1.7b", "qwen3-0.6b")
+    long: tuple[str, ...] = ("llama-3.2-1b", "qwen3-1.7b")  # those that many keys are measured of
+    first: str = "llama-3.2-1b"  # of the sections that take one shape
+    few: int = 256  # keys
+    many: int = 8192
+    steps: int = 128  # of a round with one row
+    batches: tuple[int, ...] = (8, 32, 128)
+    batch_keys: int = 1024
+    batch_steps: int = 32
+    clients: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    reply: int = 128
+    rounds: int = 5
+    bandwidth: int = 3 << 30  # bytes that are read; half of it is copied
+    chunks: tuple[int, int] = (512, 2048)
+    small: bool = False
+
+
+SMALL = Sizes(
+    shapes=("llama-3.2-1b", "llama-3.1-8b"), long=("llama-3.2-1b",), few=40, many=150, steps=4, batches=(2, 9),
+    batch_keys=40, batch_steps=2, clients=(1, 3), reply=4, rounds=2, bandwidth=1 << 20, chunks=(64, 128), small=True,
+)  # fmt: skip
+
+
+class Run:
+    """The sections, over the same engines. Each gives its figures one by one."""
+
+    def __init__(self, sizes: Sizes, device: str, make: Any) -> None:
+        self.sizes, self.device = sizes, device
+        self.engines = Engines(make, device)
+        self.gb_per_s: dict[str, float] = {}
+
+    # --- engines ------------------------------------------------------------------------------------------------------
+
+    @property
+    def lone_setup(self) -> Setup:
+        """One row of the longest prompt, and a round behind it."""
+        sizes = self.sizes
+        context = sizes.many + 2 * sizes.steps
+        return Setup(sizes.first, 1, context, chunk=sizes.chunks[1], small=sizes.small)
+
+    def lone_engine(self, **changed: Any) -> Bench:
+        return self.engines(attrs.evolve(self.lone_setup, **changed))
+
+    def crowd_engine(self, shape: str) -> Bench:
+        """As a server has it: paged."""
+        sizes = self.sizes
+        slots, grown = max(*sizes.batches, *sizes.clients), (sizes.rounds + 1) * sizes.batch_steps
+        context = max(sizes.batch_keys + grown, sizes.few + sizes.steps)
+        return self.engines(Setup(shape, slots, context, "paged", chunk=sizes.chunks[1], small=sizes.small))
+
+    # --- sections -----------------------------------------------------------------------------------------------------
+
+    def bandwidth(self) -> Figures:
+        """GB/s of reading, of an elementwise copy, and of the runtime's own copy of an array."""
+        import jax
+        import jax.numpy as jnp
+        from jax import lax
+
+        size = self.sizes.bandwidth
+        words = jax.random.bits(jax.random.key(0), (size // 4,), jnp.uint32)
+        halves = words[: size // 8].view(jnp.float32)
+        read = jax.jit(lambda x: lax.fori_loop(0, TURNS, lambda _, c: jnp.max(x ^ c), jnp.uint32(0)))
+        copy = jax.jit(lambda x: lax.fori_loop(0, TURNS, lambda _, y: y * 0.5, x))
+        forms: dict[str, tuple[Callable[[jax.Array], Any], jax.Array]] = {
+            "read": (read, words),
+            "copy": (copy, halves),
+            "copy of an array": (lambda x: [jnp.copy(x) for _ in range(TURNS)][-1], halves),
+        }
+        for name, (call, argument) in forms.items():
+            seconds = []
+            for _ in range(self.sizes.rounds + 2):
+                began = time.perf_counter()
+                jax.block_until_ready(call(argument))  # type: ignore[no-untyped-call]
+                seconds.append(time.perf_counter() - began)
+            rates = [TURNS * size / value / 1e9 for value in seconds[1:]]
+            self.gb_per_s[name] = statistics.median(rates)
+            yield {"what": name, "gb_per_s": self.gb_per_s[name], "gb_per_s_range": _range(rates)}
+
+    def lone(self) -> Figures:
+        for shape in self.sizes.long:
+            bench = self.lone_engine(shape=shape)
+            for keys in (self.sizes.few, self.sizes.many):
+                yield self._step(bench, 1, keys, self._rounds(partial(self._decode, bench, keys)))
+            yield self._first_token(bench)
+
+    def bare(self) -> Figures:
+        from bare_step import BareStep
+
+        bench, few, steps = self.lone_engine(), self.sizes.few, self.sizes.steps
+        step = BareStep(bench, [bench.begin(bench.ids(few, 1))])
+        bench.close_rows()
+        sides: dict[str, Side] = {
+            "bare step": (bench, lambda: _mean_step(step.decode(steps))),
+            "engine": (bench, partial(self._decode, bench, few)),
+        }
+        yield from self._compared(sides, few)
+        kinds = step.launches()
+        count = sum(kinds.values())
+        yield {
+            "shape": bench.setup.shape, "what": "launches of the forward", "launches": count,
+            "launches_a_layer": count / bench.schema.layers, "kinds": kinds,
+        }  # fmt: skip
+
+    def scheduler(self) -> Figures:
+        bench, few, steps = self.lone_engine(), self.sizes.few, self.sizes.steps
+        sides: dict[str, Side] = {
+            "engine": (bench, partial(self._decode, bench, few)),
+            # The first token is the prompt's.
+            "scheduler": (bench, lambda: _mean_step(served(bench, few - steps // 2, steps + 1)[1:])),
+        }
+        yield from self._compared(sides, few)
+
+    def batch(self) -> Figures:
+        for shape in self.sizes.shapes:
+            bench, few = self.crowd_engine(shape), self.sizes.few
+            if shape not in self.sizes.long:
+                yield self._step(bench, 1, few, self._rounds(partial(self._decode, bench, few)))
+            for count in self.sizes.batches:
+                yield self._crowd(bench, count)
+
+    def storage(self) -> Figures:
+        for shape in self.sizes.long:
+            benches = {name: self.lone_engine(shape=shape, storage=name) for name in ("dense", "paged")}
+            for keys in (self.sizes.few, self.sizes.many):
+                sides = {name: (bench, partial(self._decode, bench, keys)) for name, bench in benches.items()}
+                yield from self._compared(sides, keys)
+
+    def concurrency(self) -> Figures:
+        bench = self.crowd_engine(self.sizes.first)
+        for count in self.sizes.clients:
+            rates = [crowd_served(bench, count, self.sizes.reply) for _ in range(self.sizes.rounds + 1)][1:]
+            whole, decoding = ([each[place] for each in rates] for place in (0, 1))
+            yield {
+                "shape": bench.setup.shape, "requests": count, "tok_per_s": statistics.median(whole),
+                "tok_per_s_range": _range(whole), "decoding_tok_per_s": statistics.median(decoding),
+            }  # fmt: skip
+
+    def fairness(self) -> Figures:
+        """One long prompt while rows decode."""
+        import fairness
+
+        small, large = self.sizes.chunks
+        bench = self.lone_engine(slots=fairness.ROWS + 1, storage="paged")
+        side = fairness.Side(bench.engine, time.perf_counter, lambda: None)
+        for arm in (
+            fairness.Arm(f"chunk {small}", small, None),
+            fairness.Arm(f"chunk {large}", large, None),
+            fairness.Arm("adaptive", large, small),
+        ):
+            each = [fairness.measure(side, arm, self.sizes.many) for _ in range(self.sizes.rounds + 1)][1:]
+            medians = {name: statistics.median(figures[name] for figures in each) for name in each[0]}
+            yield {"shape": bench.setup.shape, "arm": arm.name, **medians}
+
+    def deterministic(self) -> Figures:
+        """What R1 costs. XLA:CPU is above it anyway."""
+        benches: dict[str, Bench] = {bench.engine.level: bench for bench in map(self._by_promise, (False, True))}
+        few = self.sizes.few
+        sides: dict[str, Side] = {level: (bench, partial(self._decode, bench, few)) for level, bench in benches.items()}
+        yield from self._compared(sides, few)
+
+    def start(self) -> Figures:
+        self.engines.close()
+        with tempfile.TemporaryDirectory() as folder:
+            for state in ("cold", "warm"):
+                found = fresh_process.seconds(self.lone_setup, self.device, Path(folder))
+                yield {"shape": self.sizes.first, "programs_are": state, **found}
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _by_promise(self, deterministic: bool) -> Bench:
+        return self.lone_engine(deterministic=deterministic)
+
+    def _rounds(self, once: Callable[[], float]) -> list[float]:
+        return [once() for _ in range(self.sizes.rounds + 1)][1:]
+
+    def _decode(self, bench: Bench, keys: int) -> float:
+        """A row of its own whose lengths lie around `keys`."""
+        row = bench.begin(bench.ids(keys - self.sizes.steps // 2, 1))
+        seconds = _mean_step(bench.decode([row], self.sizes.steps))
+        bench.close_rows()
+        return seconds
+
+    def _crowd(self, bench: Bench, count: int) -> dict[str, Any]:
+        """All rows begin together and grow through the rounds, around the keys that are stated."""
+        steps, keys = self.sizes.batch_steps, self.sizes.batch_keys
+        length = keys - (self.sizes.rounds + 1) * steps // 2
+        rows = [bench.begin(bench.ids(length, place), chunk=self.sizes.chunks[0]) for place in range(count)]
+        seconds = self._rounds(lambda: _mean_step(bench.decode(rows, steps)))
+        bench.close_rows()
+        return self._step(bench, count, keys, seconds)
+
+    def _first_token(self, bench: Bench) -> dict[str, Any]:
+        prompt = bench.ids(self.sizes.many, 1)
+
+        def once() -> float:
+            began = time.perf_counter()
+            bench.begin(prompt)
+            took = time.perf_counter() - began
+            bench.close_rows()
+            return took
+
+        seconds = self._rounds(once)
+        middle = statistics.median(seconds)
+        return {
+            "shape": bench.setup.shape, "what": f"first token of {len(prompt)}", "ms": 1e3 * middle,
+            "ms_range": _range([1e3 * value for value in seconds]), "prompt_tok_per_s": len(prompt) / middle,
+        }  # fmt: skip
+
+    def _step(self, bench: Bench, rows: int, keys: int, seconds: Sequence[float]) -> dict[str, Any]:
+        step, size = statistics.median(seconds), bench.step_bytes(rows, keys)
+        rate = size / step / 1e9
+        shares = {f"of_{name.replace(' ', '_')}": rate / most for name, most in self.gb_per_s.items()}
+        return {
+            "shape": bench.setup.shape, "storage": bench.setup.storage, "rows": rows, "keys": keys, "ms": 1e3 * step,
+            "ms_range": _range([1e3 * value for value in seconds]), "tok_per_s": rows / step, "gb_per_s": rate,
+            **shares, "mb": size / 1e6,
+        }  # fmt: skip
+
+    def _compared(self, sides: Mapping[str, Side], keys: int) -> Figures:
+        """Rounds of all sides in turn; how much longer each takes than the first, round by round."""
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(self.sizes.rounds + 1):
+            for name, (_, once) in sides.items():
+                seconds[name].append(once())
+        first = next(iter(seconds.values()))[1:]
+        for name, values in seconds.items():
+            over = [value / base - 1 for value, base in zip(values[1:], first, strict=True)]
+            yield {
+                "what": name, "over_the_first": statistics.median(over),
+                **self._step(sides[name][0], 1, keys, values[1:]),
+            }  # fmt: skip
+
+
+def _range(values: Sequence[float]) -> list[float]:
+    return [min(values), max(values)]
+
+
+def _mean_step(moments: Sequence[float]) -> float:
+    """Seconds from one token to the next, once they follow each other."""
+    return (moments[-1] - moments[0]) / (len(moments) - 1)
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.1%}" if name.startswith(("of_", "over_")) else f"{value:.4g}"
+    return "…".join(f"{each:.4g}" for each in value) if isinstance(value, list) else str(value)
+
+
+class Record:
+    """What was found so far, in the file after each figure."""
+
+    def __init__(self, facts: Mapping[str, str], file: Path | None, seconds: float) -> None:
+        self.found: dict[str, Any] = {**facts, "left_out": [], "failed": {}, "seconds": {}, "sections": {}}
+        self._file, self._ends = file, time.perf_counter() + seconds
+
+    def take(self, section: str, figures: Figures) -> bool:
+        """All figures of a section, unless the time is over; whether none failed."""
+        began, kept = time.perf_counter(), self.found["sections"].setdefault(section, [])
+        print(f"--- {section}", flush=True)
+        try:
+            while time.perf_counter() < self._ends:
+                faulthandler.dump_traceback_later(FIGURE_SECONDS, exit=True)
+                row = next(figures, None)
+                if row is None:
+                    break
+                kept.append(row)
+                print("  ".join(f"{name} {_shown(name, value)}" for name, value in row.items()), flush=True)
+                self._write()
+            else:
+                self.found["left_out"].append(section)
+                print("the rest is left out: the time is over", flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            self.found["failed"][section] = f"{type(error).__name__}: {error}"
+        faulthandler.cancel_dump_traceback_later()
+        self.found["seconds"][section] = time.perf_counter() - began
+        print(f"    {self.found['seconds'][section]:.1f} s", flush=True)
+        self._write()
+        return section not in self.found["failed"]
+
+    def _write(self) -> None:
+        if self._file is not None:
+            self._file.write_text(json.dumps(self.found, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--small", action="store_true")
+    given = parser.parse_args()
+    unknown = [name for name in given.sections if name not in SECTIONS]
+    if unknown:
+        parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    run = Run(SMALL if given.small else Sizes(), given.device, prepare_jax(given.device, given.cache))
+    record = Record(device_facts(given.commit), given.json, given.seconds)
+    print("  ".join(f"{name} {value}" for name, value in record.found.items() if isinstance(value, str)), flush=True)
+    for section in dict.fromkeys(("bandwidth", *(given.sections or SECTIONS))):
+        if not record.take(section, getattr(run, section)()):
+            run.engines.close()
+    run.engines.close()
+    print(f"failed: {', '.join(record.found['failed']) or 'none'}", flush=True)
+    os._exit(1 if record.found["failed"] else 0)  # threads of a section that failed may be left
+
+
+if __name__ == "__main__":
+    main()
