@@ -5,6 +5,8 @@ eight tokens, and puts a grid barrier behind each phase. In the hidden form the 
 the barrier: it goes on filling the ring with the next phase's tiles. In the exposed form it waits like the others.
 Every form computes the same numbers. Nothing a phase reads depends on another block, except through `tokens`: then
 each phase begins by reading its tokens from device memory, behind the barrier, as a real step has to.
+
+    python barrier_stream.py     # microseconds for each form and window, bits against the form without barriers
 """
 
 import functools
@@ -15,7 +17,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from row_product_kernels import LANE, STEP, TILE, TILED, store
+
+from mlxcel_jax_cuda.kernels.mosaic import LANE, TILE, TILED, store
+from mlxcel_jax_cuda.kernels.row_products_sweep import draw, timed
+from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 
 COLUMNS = 8
 RING_TILES = 22  # of 8 KiB
@@ -177,3 +182,29 @@ def reference(tiles, x, phases=Phases()):
         out.append(jnp.einsum("lbkfd,nkd->bfn", part, columns, precision="highest"))
         first += count
     return jnp.stack(out, 1)
+
+
+def main():
+    phases = Phases()
+    tiles, x = draw(1, (phases.rows, TILE)), draw(2, (COLUMNS, 2048))
+    exact = reference(tiles[: phases.rows // phases.layers], x, Phases(layers=1))
+    error = jnp.linalg.norm(walk(tiles, x, phases=Phases(layers=1)) - exact) / jnp.linalg.norm(exact)
+    forms = [(barrier, tokens) for barrier in ("none", "hidden", "exposed") for tokens in (False, True)]
+    windows = [Window(11, 11, 0), Window(4, 4, 0), Window(3, 3, 0), Window()]
+    cases = {
+        (*form, window): functools.partial(walk, barrier=form[0], tokens=form[1], window=window)
+        for window in windows
+        for form in forms
+    }
+    expected = walk(tiles, x, barrier="none", tokens=False)
+    times = timed({name: (case, (tiles, x), 1) for name, case in cases.items()}, calls=10)
+    print(f"error of one layer {float(error):.1e}")
+    for (barrier, tokens, window), us in times.items():
+        same = bool((cases[barrier, tokens, window](tiles, x) == expected).all())
+        print(
+            f"{barrier:8} tokens={tokens!s:5} {window} {us:7.1f} us, bits {'equal' if same else 'DIFFER'}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -127,9 +127,9 @@ def unpack(tiles: Any, weight: Weight) -> Any:
 
 
 def product_reference(tiles: jax.Array, x: jax.Array, weight: Weight) -> jax.Array:
-    """x [T, D] times a packed weight -> [T, F] float32, rows as the family has them."""
-    w = unpack(tiles, weight)
-    return jnp.einsum("td,fd->tf", x, w, preferred_element_type=jnp.float32, precision="highest")
+    """x [T, D] times a packed weight -> [T, F] float32, rows as the family has them; products and sums in float32."""
+    w = unpack(tiles, weight).astype(jnp.float32)
+    return jnp.einsum("td,fd->tf", x.astype(jnp.float32), w, precision="highest")
 
 
 def embedding_rows(tiles: jax.Array, ids: jax.Array, weight: Weight) -> jax.Array:
