@@ -179,8 +179,18 @@ def _attend(
                 plgpu.barrier_arrive(q_empty.at[i])
             for i in range(slots):
                 plgpu.barrier_arrive(empty.at[i])
-            row_of = plgpu.broadcasted_iota(jnp.int32, (TOKENS, SLOT), 0, layout=WGMMA)
-            key_of = plgpu.broadcasted_iota(jnp.int32, (TOKENS, SLOT), 1, layout=WGMMA)
+            row_of, key_of = (plgpu.broadcasted_iota(jnp.int32, (TOKENS, 8), i, layout=WGMMA) for i in range(2))
+
+            def hide(s: jax.Array, behind: jax.Array) -> jax.Array:
+                """By 8 keys, so that a comparison has a constant and not a register for each."""
+
+                def some(key: int) -> jax.Array:
+                    seen = behind >= key
+                    if scoring.window:
+                        seen &= behind < key + scoring.window
+                    return jnp.where(seen, s[:, key : key + 8], MASKED)
+
+                return jnp.concatenate([some(key) for key in range(0, SLOT, 8)], axis=1)
 
             def item(n: Any, base: Any) -> Any:
                 token, head, first, end = place(n)
@@ -205,11 +215,7 @@ def _attend(
                     s = [scoring.squash(x) for x in s]
                     if masked:
                         behind = begin + own_token - b * BLOCK + row_of - key_of  # of the token's own key: 0
-                        for i, x in enumerate(s):
-                            seen = behind >= i * SLOT
-                            if scoring.window:
-                                seen &= behind < i * SLOT + scoring.window
-                            s[i] = jnp.where(seen, x, MASKED)
+                        s = [hide(x, behind - i * SLOT) for i, x in enumerate(s)]
                     m = scoring.maximum(jnp.max(functools.reduce(jnp.maximum, s), axis=1))
                     weights, rounded = [], []
                     for x in (x[:, i : i + HALF] for x in s for i in range(0, SLOT, HALF)):
