@@ -7,8 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-import attrs
-
 from mlxcel.core.events import Delta, Ended, Event, Started
 
 log = logging.getLogger("mlxcel.scheduler")
@@ -24,23 +22,20 @@ _LOGPROB_BYTES = 64
 """Rough sizes of what is not text: they bound memory, nothing is reported by them."""
 
 
-@attrs.define(eq=False)
-class _Unread:
-    """A delta that waits, and those that joined it."""
+_Unread = list[Delta]
+"""A delta that waits, and those that joined it."""
 
-    size: int
-    deltas: list[Delta]
 
-    def merged(self) -> Delta:
-        if len(self.deltas) == 1:
-            return self.deltas[0]
-        return Delta(
-            self.deltas[0].choice,
-            "".join(delta.text for delta in self.deltas),
-            "".join(delta.reasoning for delta in self.deltas),
-            tuple(token for delta in self.deltas for token in delta.token_ids),
-            tuple(entry for delta in self.deltas for entry in delta.logprobs),
-        )
+def _merged(deltas: _Unread) -> Delta:
+    if len(deltas) == 1:
+        return deltas[0]
+    return Delta(
+        deltas[0].choice,
+        "".join(delta.text for delta in deltas),
+        "".join(delta.reasoning for delta in deltas),
+        tuple(token for delta in deltas for token in delta.token_ids),
+        tuple(entry for delta in deltas for entry in delta.logprobs),
+    )
 
 
 def _size(delta: Delta) -> int:
@@ -78,15 +73,13 @@ class Outbox:
             if isinstance(event, Started):
                 self._unread.append(event)
             else:
-                size = _size(event)
-                self._bytes += size
+                self._bytes += _size(event)
                 joined = self._newest.get(event.choice) if len(self._unread) >= MAX_UNREAD else None
                 if joined is None:
-                    unread = self._newest[event.choice] = _Unread(size, [event])
+                    unread = self._newest[event.choice] = [event]
                     self._unread.append(unread)
                 else:
-                    joined.size += size
-                    joined.deltas.append(event)
+                    joined.append(event)
             fine = self._bytes <= MAX_BYTES
             if self._readers:
                 self._changed.notify_all()
@@ -146,13 +139,13 @@ class Outbox:
             if not self._unread:
                 return None
             event = self._unread.popleft()
-            if not isinstance(event, _Unread):
+            if not isinstance(event, list):
                 return event
-            self._bytes -= event.size
-            choice = event.deltas[0].choice
+            self._bytes -= sum(map(_size, event))
+            choice = event[0].choice
             if self._newest.get(choice) is event:
                 del self._newest[choice]
-        return event.merged()
+        return _merged(event)
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have `listener` called whenever an event came, from the thread that put it, which it must not hold up; at

@@ -44,7 +44,8 @@ class Rows:
 
     def get(self, sequence_id: int) -> Sequence:
         """UnknownSequence for a row that was never open, or is closed."""
-        if (row := self.find(sequence_id)) is None:
+        row = self._rows.get(sequence_id)
+        if row is None or row.closing:
             raise UnknownSequence(sequence_id)
         return row
 

@@ -81,6 +81,8 @@ class ChainSampler:
             state.adaptive = (observed, float(next_weight(drawing.decay, np.float32(state.adaptive[1]))))
 
     def closed(self, state: RowState) -> bool:
+        if len(state.prepared) == 1:  # its Drawing: most rows use no logit stage
+            return True
         for name, prepared in state.prepared.items():
             stage = self._by_name.get(name)  # none: the row's Drawing
             if stage is not None and not stage.closed(prepared):
