@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES as SMEM_BYTES
@@ -16,6 +19,9 @@ from mlxcel_jax_cuda.kernels.sizes import TILE as TILE
 plgpu: Any = mosaic_gpu  # half of it has no types
 
 WGMMA, TRANSPOSED = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA_TRANSPOSED
+
+_WHOLE: tuple[Any, ...] = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
+"""The index that `load` wants up to jax 0.11: all of a reference."""
 
 LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
@@ -30,7 +36,8 @@ TILED = tiling(128)(2)
 
 
 def store(ref: Any, value: jax.Array) -> None:
-    """To device memory. jax 0.12 refuses less than whole sectors unless told; before it there is no way to be told."""
+    """To device or shared memory. jax 0.12 refuses less than whole sectors and bank conflicts unless told; before it
+    there is no way to be told."""
     if hasattr(plgpu, "store"):
         plgpu.store(ref, value, optimized=False)
     else:
@@ -44,7 +51,7 @@ def store_tokens(ref: Any, value: jax.Array) -> None:
 
 def load(ref: Any, layout: Any = WGMMA) -> jax.Array:
     """A reference's values in registers, by default [64, N] as wgmma has its sums."""
-    loaded: jax.Array = plgpu.load(ref, (), layout=layout, optimized=False)
+    loaded: jax.Array = plgpu.load(ref, *_WHOLE, layout=layout, optimized=False)
     return loaded
 
 
@@ -61,3 +68,21 @@ def along(x: jax.Array, columns: int) -> jax.Array:
 def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
     """An output of a kernel."""
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def launch(
+    body: Callable[..., None], out: Sequence[Any], scratch: Sequence[Any], *operands: Any, **mesh: Any
+) -> tuple[jax.Array, ...]:
+    """`plgpu.kernel` with operands that may be references, to be written in place: before jax 0.11 it refuses those.
+
+    body(*operands, *out, *scratch). `mesh` is grid, grid_names, cluster, cluster_names, num_threads and thread_name.
+    """
+
+    def scoped(*refs: Any) -> None:
+        pl.run_scoped(functools.partial(body, *refs), *scratch, collective_axes=mesh["thread_name"])
+
+    name = body.__name__
+    made: Sequence[jax.Array] = pl.kernel(
+        scoped, out_type=tuple(out), mesh=plgpu.Mesh(**mesh), compiler_params=LANE, name=name
+    )(*operands)
+    return tuple(made)

@@ -172,7 +172,7 @@ class Heads:
         staged = scratch[0]
         for half, value in enumerate((first, second)):
             values = plgpu.layout_cast(value.astype(jnp.bfloat16), TRANSPOSED)
-            staged.at[half].reshape(columns, TILE).T[...] = values
+            store(staged.at[half].reshape(columns, TILE).T, values)
         plgpu.commit_smem()
         page_g, place_g, keys_g, values_g = extra[-4:]
         head = item * together

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mlxcel_jax_cuda.kernels.mosaic import LANE, TILED, WGMMA, across, load, plgpu, tiling
+from mlxcel_jax_cuda.kernels.mosaic import TILED, WGMMA, across, launch, load, plgpu, tiling
 from mlxcel_jax_cuda.kernels.row_products_ends import End
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
@@ -203,13 +203,5 @@ def stream(
         grid |= {"cluster": (S,), "cluster_names": ("part",)}
         kept.append(plgpu.SMEM((S - 1, pair, TILE, N), jnp.float32, transforms=tiling(N * 4)(4)))
         kept.append(plgpu.Barrier(num_arrivals=(S - 1) * pair))
-    result = plgpu.kernel(
-        kernel,
-        out_type=out,
-        scratch_types=[*kept, *own],
-        **grid,
-        num_threads=2,
-        thread_name="thread",
-        compiler_params=LANE,
-    )(tiles, x, *inputs)
+    result = launch(kernel, out, [*kept, *own], tiles, x, *inputs, **grid, num_threads=2, thread_name="thread")
     return (*result, *(jax.freeze(pool) for pool in pools))
