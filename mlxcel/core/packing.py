@@ -42,7 +42,7 @@ def pack_step(
         positions += np.arange(len(positions), dtype=np.int32)
     logits_rows, draw_rows, sampling = _asked(rows, parts, drawing, query_start, ends, sampler, closed)
     return StepPlan(
-        token_ids=_token_ids(rows, parts, at, query_start if any(pieces) else None),
+        token_ids=_token_ids(rows, parts, at, query_start),
         positions=positions,
         query_start=query_start,
         seq_lens=np.array(ends, np.int32),
@@ -59,23 +59,25 @@ def pack_step(
 
 
 def _token_ids(
-    rows: Listing[Sequence], parts: Listing[Part], starts: Listing[int], query_start: np.ndarray | None
+    rows: Listing[Sequence], parts: Listing[Part], starts: Listing[int], query_start: np.ndarray
 ) -> np.ndarray:
-    """int32 [T] that the parts feed; without `query_start` they are decodes, of one token each. The newest token of a
-    row whose draw is in flight is known to the device alone."""
-    if query_start is None:
-        return np.array([_token_id(row, at) for row, at in zip(rows, starts, strict=True)], np.int32)
-    ids = np.empty(query_start[-1], np.int32)
+    """int32 [T] that the parts feed. The newest token of a row whose draw is in flight is known to the device alone."""
+    first = []
+    pieces = []
     for place, (row, part, at) in enumerate(zip(rows, parts, starts, strict=True)):
-        begin, end = query_start[place : place + 2]
-        ids[begin:end] = part.plan.token_ids(part.index) if isinstance(part, Piece) else _token_id(row, at)
-    return ids
-
-
-def _token_id(row: Sequence, at: int) -> int:
-    """The id at a position behind the prompt, CARRY where its draw is in flight."""
-    place = at - row.prompt_length
-    return row.output[place] if place < len(row.output) else CARRY
+        if isinstance(part, Piece):
+            pieces.append((place, part))
+            first.append(CARRY)  # until its ids are written
+        else:
+            behind = at - row.prompt_length
+            first.append(row.output[behind] if behind < len(row.output) else CARRY)
+    if not pieces:
+        return np.array(first, np.int32)
+    fed = np.empty(query_start[-1], np.int32)
+    fed[query_start[:-1]] = first
+    for place, part in pieces:
+        fed[query_start[place] : query_start[place + 1]] = part.plan.token_ids(part.index)
+    return fed
 
 
 def _asked(
