@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -110,7 +111,7 @@ def make_cache(
         ),
         clock=clock,
     )
-    if (file := _cache_file(config)) is not None and file.exists():
+    if (file := _cache_file(config)) is not None and os.path.exists(file):  # False too where it cannot be
         try:
             log.info("prompt cache: %d positions from %s", cache.load(engine, file), file)
         except CacheFileError as error:

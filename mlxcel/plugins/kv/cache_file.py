@@ -6,11 +6,13 @@ header lists them; BLAKE2b-256 of all before it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,11 +33,15 @@ _BLOCK: Final = 1 << 20
 
 
 def write_cache_file(path: Path, saved: Sequence[SavedPrefix]) -> None:
-    """Under a temporary name beside `path`, mode 0600, and then in its place. CacheFileError where that cannot be."""
+    """Under a temporary name beside `path`, mode 0600, and then in its place; of a link, in that of the file it points
+    to. CacheFileError where that cannot be."""
     arrays = [array for prefix in saved for array in _arrays(prefix)]
     header = json.dumps([_described(prefix) for prefix in saved]).encode()
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    target = Path(os.path.realpath(path))
     try:
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EEXIST, "what is there is no file")
+        temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "wb") as file:
@@ -46,7 +52,7 @@ def write_cache_file(path: Path, saved: Sequence[SavedPrefix]) -> None:
                 file.write(digest.digest())
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -61,6 +67,8 @@ def write_cache_file(path: Path, saved: Sequence[SavedPrefix]) -> None:
 def read_cache_file(path: Path) -> list[SavedPrefix]:
     """What a file holds; arrays stay mapped. CacheFileError when it is damaged, whatever is in it."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would be to wait for whoever writes to it
+            raise _Damaged("it is no file")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             header_end = _check(file, size)
