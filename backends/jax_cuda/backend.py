@@ -74,7 +74,7 @@ class _Submitted:
     plan: StepPlan
     drawn: tuple[_Drawn, ...]
     routes: dict[str, int]
-    kv: storage.Leaves | None  # what there is to wait for where nothing is drawn
+    logits: jax.Array | None  # what there is to wait for where nothing is drawn: the KV is the next step's
 
 
 class JaxBackend:
@@ -102,6 +102,7 @@ class JaxBackend:
             mixed_steps=not at_r1,
             prefill_widths=TOKENS if self._numerics.level == "R0" else (),
             r1_tokens=R1_TOKENS,
+            compiled=True,
         )
         self._loaded: _Loaded | None = None
         self._running: _Running | None = None
@@ -176,7 +177,7 @@ class JaxBackend:
     def submit(self, plan: StepPlan) -> _Submitted:
         running = self._started()
         layout = running.layout
-        drawn, ran = [], 0
+        drawn, ran, logits = [], 0, None
         try:
             self._copy_pages(plan.page_copies)
             for launch in launches(plan, running.widths, slots=layout.slots, pages=running.pages):
@@ -189,7 +190,7 @@ class JaxBackend:
         routes = {
             name: n * ran for name, n in Counter(storage.routes(layout, kernel=bool(self._numerics.hopper))).items()
         }
-        return _Submitted(plan, tuple(drawn), routes, None if drawn else running.kv)
+        return _Submitted(plan, tuple(drawn), routes, None if drawn else logits)
 
     def _forward(self, shape: Shape, buffer: np.ndarray) -> jax.Array:
         """Logits float32 [R, V]; the KV is what the launch leaves of it."""
@@ -222,8 +223,8 @@ class JaxBackend:
 
     def read(self, handle: _Submitted) -> StepResult:
         try:
-            if handle.kv is not None:
-                jax.block_until_ready(handle.kv)
+            if handle.logits is not None:
+                handle.logits.block_until_ready()
             return _result(handle)
         except Exception as error:
             raise self._fault(error, ran=True) from error
