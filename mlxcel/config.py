@@ -120,10 +120,9 @@ def completion_request(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(COMPLETION_VARIABLE)
 
 
-def set_variables(values: Mapping[str, str | None], *, unless_set: Mapping[str, str]) -> dict[str, str | None]:
+def set_variables(values: Mapping[str, str | None], *, unless_set: Mapping[str, str]) -> None:
     """Variables for a library that reads them when it is imported: `values` in any case, None removing one, and those
-    of `unless_set` where there is none yet. Returns what `values` replaced."""
-    before = {name: os.environ.get(name) for name in values}
+    of `unless_set` where there is none yet."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -131,7 +130,6 @@ def set_variables(values: Mapping[str, str | None], *, unless_set: Mapping[str, 
             os.environ[name] = value
     for name, value in unless_set.items():
         os.environ.setdefault(name, value)
-    return before
 
 
 def plugin_limit(text: str | None) -> tuple[str, ...] | None:

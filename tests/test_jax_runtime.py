@@ -20,9 +20,16 @@ import pytest
 from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.core.backend import BackendSettings, DeviceMemory
-from mlxcel.errors import DeviceError, UsageError
+from mlxcel.errors import CapacityError, DeviceError, UsageError
 from mlxcel_jax_cuda import compile_cache, driver, runtime
-from mlxcel_jax_cuda.device import DeviceFacts, choose_device, compute_dtype, device_facts, device_memory
+from mlxcel_jax_cuda.device import (
+    DeviceFacts,
+    choose_device,
+    compute_dtype,
+    device_facts,
+    device_memory,
+    enough_memory,
+)
 
 ROOT = Path(__file__).parent.parent
 GIB = 1 << 30
@@ -90,12 +97,31 @@ def test_h_q1_variables_are_set_when_jax_is_imported(
 ) -> None:
     """A share of a name of the same meaning gives way; the user's own word on how much is said, and when memory is
     taken, stays."""
-    code = (
-        "from mlxcel.core.backend import BackendSettings\nfrom mlxcel_jax_cuda.runtime import prepare\n"
-        f"prepare(BackendSettings({settings[0]!r}, {settings[1]!r}, None))"
-    )
-    done = run("-c", code, PYTHONPATH=stand_in, **variables)
+    done = run("-c", PREPARE, *map(repr, settings), None, PYTHONPATH=stand_in, **variables)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (9, seen, "")
+
+
+PREPARE = """
+import sys
+from mlxcel.core.backend import BackendSettings, DeviceMemory
+from mlxcel_jax_cuda import driver, runtime
+device, share, memory = map(eval, sys.argv[1:])
+driver.device_memory = lambda number: memory and DeviceMemory(*memory[number])
+runtime.prepare(BackendSettings(device, share, None))
+"""
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "share"), [("cuda", 97, "0.900000"), ("cuda:1", 40, "0.392000"), ("auto", 91, "0.891800")]
+)
+def test_v18_jax_takes_no_more_than_other_programs_leave(
+    run: Run, stand_in: str, device: str, free: int, share: str
+) -> None:
+    """Of the device asked for: a share that is not there would be found by failing, a tenth at a time. A part of
+    what is free stays for the libraries under JAX."""
+    memory = [(100, free), (100, free)] if device != "cuda:1" else [(100, 97), (100, free)]
+    done = run("-c", PREPARE, repr(device), 0.9, memory, PYTHONPATH=stand_in)
+    assert done.stdout.startswith(f"XLA_PYTHON_CLIENT_MEM_FRACTION={share} "), done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--gpu-memory-utilization", "0.3"), ()])
@@ -115,7 +141,8 @@ def test_h_q1_the_command_line_sets_them_before_jax_is_imported(
 
 
 GPU_MACHINE = """
-from mlxcel_jax_cuda import probe
+from mlxcel_jax_cuda import driver, probe
+driver.device_memory = lambda number: None
 probe.has_driver, probe.gpus, probe.cuda_version = lambda: True, lambda: ("a GPU",), lambda: "13.0"
 from mlxcel.cli.start import main
 raise SystemExit(main())
@@ -176,23 +203,33 @@ def test_h_q1_what_jax_still_takes_is_set_and_what_it_does_not_take_is_refused(r
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("share", "limit", "said"),
     [
-        ("0.500000", []),
-        ("0.750000", ["JAX was started before with XLA_PYTHON_CLIENT_MEM_FRACTION=0.750000"]),
-        (None, ["JAX was started before with a share of its own"]),
+        (0.5, 8 * GIB, []),
+        (0.5, 12 * GIB, []),
+        (0.75, 8 * GIB, [f"with {8 * GIB} bytes of the device as its limit: --gpu-memory-utilization 0.75"]),
+        (None, 8 * GIB, []),
     ],
 )
 def test_h_q1_a_share_that_comes_too_late_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: str | None, said: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    share: float | None,
+    limit: int,
+    said: list[str],
 ) -> None:
-    """JAX runs on a GPU already. A second model with the same share says nothing."""
-    jax.devices("cpu")
-    monkeypatch.setattr(runtime, "set_variables", lambda values, unless_set: {runtime.SHARE: before})
+    """JAX runs on a GPU already. A second model of the same share says nothing; no variable is set any more."""
+    gpu = Gpu(counters={"bytes_in_use": 0, "bytes_limit": limit})
+    monkeypatch.setattr(runtime, "has_started", lambda: True)
+    monkeypatch.setattr(runtime, "set_variables", lambda *values, **more: pytest.fail("too late"))
     monkeypatch.setattr("jax.extend.backend.backends", lambda: {"cuda": None, "cpu": None})
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [Gpu(), gpu])
+    monkeypatch.setattr(driver, "device_memory", lambda number: DeviceMemory(16 * GIB, 16 * GIB))
     with caplog.at_level(logging.WARNING, "mlxcel"):
-        runtime.prepare(BackendSettings("cuda", 0.5, None))
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == said
+        runtime.prepare(BackendSettings("cuda:1", share, None))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == len(said)
+    assert all(words in line for words, line in zip(said, told, strict=True))
 
 
 # --- compiled programs ---------------------------------------------------------------------------------------------
@@ -367,6 +404,23 @@ def test_v18_memory_of_a_device_is_what_this_process_may_still_take(
     device: Any = Gpu(3, counters)
     assert device_memory(device) == (None if memory is None else DeviceMemory(*memory))
     assert asked == ([3] if counters else [])
+
+
+def test_what_the_device_has_no_memory_for_is_named() -> None:
+    device: Any = Gpu(0, {"bytes_in_use": 60, "bytes_limit": 90})
+    with pytest.raises(CapacityError) as caught, enough_memory(device, "the KV"):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 40 bytes.")
+    said = "NVIDIA H200 has no memory left for the KV: 60 bytes are in use, 90 are the limit of this process"
+    assert caught.value.message == said
+    assert "--kv-cache-budget" in str(caught.value.hint)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), enough_memory(device, "the KV"):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+
+def test_memory_that_a_cpu_has_not_is_named_too() -> None:
+    """Of 256 TiB, which no machine has."""
+    with pytest.raises(CapacityError, match="no memory left for the KV"), enough_memory(choose_device("cpu"), "the KV"):
+        jax.numpy.zeros((1 << 46,), jax.numpy.float32)
 
 
 class Libcuda:

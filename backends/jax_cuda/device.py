@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import attrs
 import jax
 
 from mlxcel.core.backend import DeviceMemory
-from mlxcel.errors import DeviceError, UsageError
+from mlxcel.errors import CapacityError, DeviceError, UsageError
 from mlxcel_jax_cuda import driver
 
 DTYPES: Final = ("float32", "bfloat16")
@@ -40,6 +42,22 @@ def choose_device(asked: str) -> jax.Device:
         known = ", ".join(f"{platform}:{place} ({device.device_kind})" for place, device in enumerate(there))
         raise DeviceError(f"there is no device {asked}", hint=f"there are {known}")
     return there[int(number or 0)]
+
+
+@contextmanager
+def enough_memory(device: jax.Device, what: str) -> Iterator[None]:
+    """Around what takes memory on the device: CapacityError with the numbers where there is too little."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise
+        counters = device.memory_stats() or {}
+        raise CapacityError(
+            f"{device.device_kind} has no memory left for {what}: {counters.get('bytes_in_use', 0)} bytes are in use, "
+            f"{counters.get('bytes_limit', 0)} are the limit of this process",
+            hint="say a smaller --kv-cache-budget, --prefill-chunk or --parallel, or a larger --gpu-memory-utilization",
+        ) from error
 
 
 def _first_line(error: RuntimeError) -> str:

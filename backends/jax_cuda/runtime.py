@@ -9,6 +9,7 @@ from typing import Final
 from mlxcel.config import set_variables
 from mlxcel.core.backend import BackendSettings
 from mlxcel.errors import DeviceError
+from mlxcel_jax_cuda import driver
 
 log = logging.getLogger("mlxcel.jax")
 
@@ -18,6 +19,8 @@ _AT_ONCE: Final = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _PLATFORMS: Final = "JAX_PLATFORMS"
 _QUIET: Final = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 """Errors alone: XLA's warnings are about the machine, at every start."""
+_OF_THE_FREE: Final = 0.98
+"""Of what other programs leave: loaded programs and libraries take memory beside JAX's own."""
 
 
 def prepare(settings: BackendSettings) -> None:
@@ -28,18 +31,25 @@ def prepare(settings: BackendSettings) -> None:
     the memory, which is told then: what JAX may take in fact is what models are planned for.
     """
     platforms = ("cpu",) if settings.device == "cpu" else ("cuda", "cpu")
-    before = set_variables(_variables(settings, platforms), unless_set=_QUIET)
-    imported = "jax" in sys.modules
-    import jax
-    from jax._src.xla_bridge import backends_are_initialized
+    if has_started():
+        _require_started(platforms[0], settings)
+    else:
+        set_variables(_variables(settings, platforms), unless_set=_QUIET)
+        import jax
 
+        jax.config.update("jax_platforms", ",".join(platforms))  # type: ignore[no-untyped-call]
     from mlxcel_jax_cuda.compile_cache import use_cache
 
-    if imported and backends_are_initialized():
-        _require_started(platforms[0], settings, before)
-    else:
-        jax.config.update("jax_platforms", ",".join(platforms))  # type: ignore[no-untyped-call]
     use_cache(settings.cache_folder)
+
+
+def has_started() -> bool:
+    """Whether JAX has asked for its devices in this process. It is not imported for the question."""
+    if "jax" not in sys.modules:
+        return False
+    from jax._src.xla_bridge import backends_are_initialized
+
+    return backends_are_initialized()
 
 
 def _variables(settings: BackendSettings, platforms: tuple[str, ...]) -> dict[str, str | None]:
@@ -49,11 +59,20 @@ def _variables(settings: BackendSettings, platforms: tuple[str, ...]) -> dict[st
         return values
     if settings.memory_share is None:
         return {**values, _AT_ONCE: "false"}
-    return {**values, SHARE: f"{settings.memory_share:.6f}", _OTHER_SHARE: None}
+    return {**values, SHARE: f"{_share_there(settings.device, settings.memory_share):.6f}", _OTHER_SHARE: None}
 
 
-def _require_started(platform: str, settings: BackendSettings, before: dict[str, str | None]) -> None:
+def _share_there(device: str, asked: float) -> float:
+    """What is asked for, or what other programs leave: JAX would go down from the one to the other in steps of a tenth,
+    and complain at each."""
+    memory = driver.device_memory(int(device.partition(":")[2] or 0))
+    return asked if memory is None else min(asked, _OF_THE_FREE * memory.free / memory.total)
+
+
+def _require_started(platform: str, settings: BackendSettings) -> None:
     from jax.extend.backend import backends
+
+    from mlxcel_jax_cuda.device import choose_device, device_memory
 
     started = backends()
     if platform not in started:
@@ -61,10 +80,14 @@ def _require_started(platform: str, settings: BackendSettings, before: dict[str,
             f"JAX runs in this process already, on {', '.join(sorted(started))} alone: {platform} cannot be added",
             hint="start a process of its own, or load the model for the GPU before anything uses JAX",
         )
-    share = _variables(settings, (platform,)).get(SHARE)
-    if share is not None and before.get(SHARE) != share:
+    device = choose_device(settings.device)
+    memory = device_memory(device)
+    if memory is None or settings.memory_share is None:
+        return
+    asked, limit = int(settings.memory_share * memory.total), device.memory_stats()["bytes_limit"]
+    if limit < asked:
         log.warning(
-            "JAX was started before with %s: --gpu-memory-utilization %s acts on plans only, and cannot raise that",
-            f"{SHARE}={before[SHARE]}" if before.get(SHARE) else "a share of its own",
-            share,
-        )
+            "JAX was started before with %d bytes of the device as its limit: --gpu-memory-utilization %g, which is "
+            "%d bytes, cannot raise that",
+            limit, settings.memory_share, asked,
+        )  # fmt: skip
