@@ -57,13 +57,14 @@ class Flights:
         for row, part in work:
             if isinstance(part, Piece):
                 pieces += 1
-                drew.append(part.plan.draw and part.plan.is_terminal(part.index))
+                draws = part.plan.draw and part.plan.is_terminal(part.index)
                 row.at += part_length(part)
                 self._piece_left(row, part)
             else:
-                drew.append(row.draws)
+                draws = row.draws
                 row.at += 1
-            row.drawing += drew[-1]
+            drew.append(draws)
+            row.drawing += draws
             row.in_flight += 1
         self._steps.append(_Flight(ticket, tuple(row for row, _ in work), tuple(drew)))
         kind = "decode" if not pieces else "prefill" if pieces == len(work) else "mixed"
