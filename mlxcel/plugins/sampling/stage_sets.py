@@ -6,6 +6,7 @@ neither what a row asks for nor who else is in the step can call for an executab
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -25,7 +26,16 @@ WIDTHS: Final = (64, 512, 4096)
 USUAL: Final = ("top_k", "top_p", "min_p", "temperature", DRAW)
 """What rows use that ask for nothing unusual: the defaults of every client, and most models' own."""
 
+_USUAL_ARRAYS: Final = (
+    *("greedy", "seed_low", "seed_high", "position"),
+    *("top_k", "top_p", "min_p", "temperature", "temperature_first"),
+)
+"""Of those behind the logit stages, what the draw of a usual row reads."""
+
 _EXEMPT: Final = "xtc_exempt"
+
+_KEPT: Final = 64
+"""Sets at a number of rows whose idle arrays are kept: some kB each, V a list of the widest."""
 
 
 @attrs.frozen
@@ -69,42 +79,49 @@ class StageSets:
         self._foreign = frozenset(stage.name for stage in stages if stage.foreign is not None)
         self._fills = {_EXEMPT: NOBODY} | {name: fill for stage in own for name, fill in stage.lists.items()}
         self._blank = {stage.name: stage.pack([idle], [False]) for stage in own}
-        self._blank[DRAW] = {**drawing, _EXEMPT: np.full((1, 1), NOBODY, np.int32)}
+        self._blank[DRAW] = {name: drawing[name] for name in _USUAL_ARRAYS}
+        self._blank[WHEN_USED] = {**drawing, _EXEMPT: np.full((1, 1), NOBODY, np.int32)}
         self._known = frozenset(name for blank in self._blank.values() for name in blank)
         self._sets = closed_sets([stage.name for stage in own], vocab)
 
+        self._idle = functools.lru_cache(maxsize=_KEPT)(self._idle_arrays)
+
     def examples(self, rows: int) -> list[SamplingArrays]:
         """Of R = `rows` rows that use nothing, one for each set."""
-        return [self._filled(each, SamplingArrays((), {}), rows) for each in self._sets]
+        return [SamplingArrays(each.stages, self._idle_arrays(each, rows), each.top_logprobs) for each in self._sets]
 
     def superset(self, exact: SamplingArrays, rows: int) -> SamplingArrays:
         """The first set that has what `exact` has, with its arrays for all R = `rows` rows. What a third party's logits
         processor adds is not in the list and stays as it is."""
         own = frozenset(exact.stages) - self._foreign
-        width = max((exact.params[name].shape[1] for name in self._fills.keys() & exact.params.keys()), default=0)
+        given = exact.params
+        width = max([given[name].shape[1] for name in self._fills if name in given], default=0)
         chosen = next(each for each in self._sets if each.holds(own, width, exact.top_logprobs))
-        return self._filled(chosen, exact, rows)
-
-    def _filled(self, chosen: StageSet, exact: SamplingArrays, rows: int) -> SamplingArrays:
-        """Arrays for rows that do not use a stage take no memory: all their rows are one."""
-        blanks = [blank for name, blank in self._blank.items() if name in chosen.stages]
         params = {
-            name: self._widened(name, exact.params.get(name, array), chosen.width, rows)
-            for blank in blanks
-            for name, array in blank.items()
-            if name != _EXEMPT or "xtc" in chosen.stages
+            name: self._widened(name, given[name], width=chosen.width) if name in given else idle
+            for name, idle in self._idle(chosen, rows).items()
         }
         stages = chosen.stages
         if added := self._foreign.intersection(exact.stages):
             has = added.union(stages)
             stages = tuple(name for name in self._order if name in has)
-            params |= {name: array for name, array in exact.params.items() if name not in self._known}
+            params |= {name: array for name, array in given.items() if name not in self._known}
         return SamplingArrays(stages, params, chosen.top_logprobs)
 
-    def _widened(self, name: str, array: np.ndarray, width: int, rows: int) -> np.ndarray:
-        """[R, …] of [R, …] or of [1, …]; a list with what stands behind its end up to `width`."""
-        if name in self._fills and array.shape[1] < width:
-            wider = np.full((len(array), width), self._fills[name], array.dtype)
-            wider[:, : array.shape[1]] = array
-            array = wider
-        return np.broadcast_to(array, (rows, *array.shape[1:]))
+    def _idle_arrays(self, chosen: StageSet, rows: int) -> dict[str, np.ndarray]:
+        """Of rows that use no stage. They take no memory, however wide: all rows are one."""
+        return {
+            name: np.broadcast_to(one, (rows, *one.shape[1:]))
+            for stage, blank in self._blank.items()
+            if stage in chosen.stages
+            for name, array in blank.items()
+            for one in [self._widened(name, array, width=chosen.width)]
+        }
+
+    def _widened(self, name: str, array: np.ndarray, *, width: int) -> np.ndarray:
+        """A list, [R, …], with what stands behind its end up to `width`; any other array as it is."""
+        if name not in self._fills or array.shape[1] == width:
+            return array
+        wider = np.full((len(array), width), self._fills[name], array.dtype)
+        wider[:, : array.shape[1]] = array
+        return wider
