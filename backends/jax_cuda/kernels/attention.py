@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from mlxcel_jax_cuda.kernels.mosaic import plgpu
 
 BLOCK = 256
 """Keys of a partial."""
@@ -37,12 +39,6 @@ MASKED = -3e38
 """Score of a key that is not visible."""
 
 HEAD_DIMS = (64, 128)
-
-SMS = 132
-"""Multiprocessors of an H200. A device with another number does the same work in other rounds, with the same bits."""
-
-SMEM_BYTES = 220 * 1024
-"""Shared memory for a ring and what lies beside it; the rest of 227 KiB is barriers and scratch."""
 
 FAST = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane, approx_math=True)
 """`approx_math` makes exp2 one instruction. It is part of the bits of both kernels."""
@@ -96,17 +92,18 @@ def factors(m: jax.Array, greatest: jax.Array) -> tuple[jax.Array, jax.Array, ja
 
 def add_scaled(kept: jax.Array, by: jax.Array, added: jax.Array, by_added: jax.Array) -> jax.Array:
     """kept * by + added * by_added; the second product is rounded, the first is contracted with the sum."""
-    return kept * by + lax.optimization_barrier(added * by_added)
+    rounded: jax.Array = lax.optimization_barrier(added * by_added)  # type: ignore[no-untyped-call]
+    return kept * by + rounded
 
 
-def merge(old: Partial, new: Partial, spread: Any) -> Partial:
+def merge(old: Partial, new: Partial, spread: Callable[[jax.Array], jax.Array]) -> Partial:
     """`spread` repeats a value of each row or column over the weighted values."""
     m, by, by_added = factors(old[0], new[0])
     total = add_scaled(old[1], by, new[1], by_added)
     return m, total, add_scaled(old[2], spread(by), new[2], spread(by_added))
 
 
-def finish(total: jax.Array, values: jax.Array, spread: Any) -> jax.Array:
+def finish(total: jax.Array, values: jax.Array, spread: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Weighted values over their sum; zeros where nothing was seen."""
     return values / spread(jnp.where(total == 0, 1.0, total))
 

@@ -22,7 +22,7 @@ class Schedule(typing.NamedTuple):
     those are merged by the block of threads that reads them, in the same order."""
 
     work: jax.Array  # [items, FIELDS + tiles] int32: row, first key, blocks, keys of the row, pool row of each tile
-    count: jax.Array  # [1] int32: items in use
+    used: jax.Array  # [1] int32: items in use
     rows: jax.Array  # [S, 2] int32: a row's first item, and how many it has
     tables: jax.Array  # [S, P] int32
 
@@ -62,12 +62,12 @@ def make_schedule(
     if items < S:
         raise ValueError(f"most_items={items} is less than one for each of {S} rows")
     first = jnp.maximum(seq_lens - window, 0) // BLOCK if window else jnp.zeros_like(seq_lens)
-    used = -(-seq_lens // BLOCK) - first
-    share = jnp.where(jnp.sum(used) <= items, used, jnp.minimum(used, items // S))
+    blocks_of = -(-seq_lens // BLOCK) - first
+    share = jnp.where(jnp.sum(blocks_of) <= items, blocks_of, jnp.minimum(blocks_of, items // S))
     ends = jnp.cumsum(share)
     item = jnp.arange(items)
     row = jnp.minimum(jnp.searchsorted(ends, item, side="right", method="compare_all"), S - 1)
-    place, merged = item - (ends - share)[row], (used - share)[row]
+    place, merged = item - (ends - share)[row], (blocks_of - share)[row]
     key = (first[row] + jnp.where(place == 0, 0, place + merged)) * BLOCK
     run = jnp.where(place == 0, merged + 1, 1)
     position = key[:, None] + jnp.arange(0, BLOCK, tile)

@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mlxcel_jax_cuda.kernels import attention
-from mlxcel_jax_cuda.kernels.attention import BLOCK, FAST, HALF, MASKED, SLOT, SMS, Scoring, check_pages
-from mlxcel_jax_cuda.kernels.mosaic import TILED, WGMMA, along
+from mlxcel_jax_cuda.kernels.attention import BLOCK, FAST, HALF, MASKED, SLOT, Scoring, check_pages
+from mlxcel_jax_cuda.kernels.mosaic import SMS, TILED, WGMMA, along, plgpu, shaped
 
 TOKENS = 64
 """Tokens of a warpgroup's tile."""
@@ -78,7 +77,31 @@ def chunk_attention(
         q = jnp.pad(q, ((0, TOKENS), (0, 0), (0, 0)))
     bounds = jnp.stack([jnp.asarray(x, jnp.int32) for x in (start, length)])
     scoring = Scoring(scale, softcap, window)
-    return _attend(q, k_pages, v_pages, page_table, bounds, heads=heads, scoring=scoring, sms=sms)[:T]
+    out: jax.Array = _attend(q, k_pages, v_pages, page_table, bounds, heads=heads, scoring=scoring, sms=sms)
+    return out[:T]
+
+
+def item_at(n: Any, sm: Any, sms: int) -> Any:
+    """The n-th item of a multiprocessor: in rounds that go to and fro, so that from a list that begins with the
+    longest all have about as much."""
+    return n * sms + jnp.where(lax.rem(n, jnp.int32(2)) == 0, sm, sms - 1 - sm)
+
+
+def items_of(sm: Any, sms: int, total: int) -> Any:
+    """How many of `total` items a multiprocessor has."""
+    rounds = total // sms
+    return rounds + jnp.where(rounds * sms + (sms - 1 - sm if rounds % 2 else sm) < total, 1, 0)
+
+
+def block_bounds(token: Any, span: int, begin: Any, length: Any, window: int) -> tuple[Any, Any, Any]:
+    """Blocks [first, end) hold every key that tokens token ... token + span - 1 of the chunk see, and [first, whole)
+    none that one of them does not. None at all for a tile that is only padding."""
+    end = jnp.where(token < length, begin + jnp.minimum(token + span, length), 0)
+    end = lax.div(end + BLOCK - 1, jnp.int32(BLOCK))
+    if window:
+        first = jnp.minimum(lax.div(jnp.maximum(begin + token - window + 1, 0), jnp.int32(BLOCK)), end)
+        return first, first, end
+    return jnp.int32(0), jnp.minimum(lax.div(begin + token + 1, jnp.int32(BLOCK)), end), end
 
 
 def _sum_over_half(p: jax.Array) -> jax.Array:
@@ -117,21 +140,14 @@ def _attend(
         q_s, ring, q_full, q_empty, full, empty = scratch  # q_s [q_slots, 2, TOKENS, d], ring [slots, SLOT, d]
         sm, thread = lax.axis_index("sm"), lax.axis_index("thread")
         begin, length = bounds_g[0], bounds_g[1]
-        last = total // sms  # every multiprocessor has as many items, some one more
-        turned = sms - 1 - sm if last % 2 else sm
-        items = last + jnp.where(last * sms + turned < total, 1, 0)
+        items = items_of(sm, sms, total)
 
-        def place(n: Any) -> tuple[Any, Any, Any, Any]:
-            """Item n of this multiprocessor: first token, first head, and its blocks.
-
-            The longest first, in rounds that go to and fro, so that all have about as much.
-            """
-            item = n * sms + jnp.where(lax.rem(n, jnp.int32(2)) == 0, sm, sms - 1 - sm)
-            token = (T // span - 1 - lax.div(item, jnp.int32(H // heads))) * span
+        def place(n: Any) -> tuple[Any, Any, Any, Any, Any]:
+            """Item n of this multiprocessor: first token, first head, and `block_bounds`."""
+            item = item_at(n, sm, sms)
+            token = (T // span - 1 - lax.div(item, jnp.int32(H // heads))) * span  # the longest first
             head = lax.rem(item, jnp.int32(H // heads)) * heads
-            end = jnp.where(token < length, begin + jnp.minimum(token + span, length), 0)
-            first = lax.div(jnp.maximum(begin + token - scoring.window + 1, 0), jnp.int32(BLOCK))
-            return token, head, first if scoring.window else jnp.int32(0), lax.div(end + BLOCK - 1, jnp.int32(BLOCK))
+            return token, head, *block_bounds(token, span, begin, length, scoring.window)
 
         def slot_of(base: Any, i: int) -> Any:  # a block takes the slots of its keys, then those of its values
             return lax.rem(base + i, jnp.int32(slots))
@@ -146,7 +162,7 @@ def _attend(
                 return jnp.where(inside, page * (K * page_size) + lax.rem(key, jnp.int32(page_size)), 0)
 
             def item(n: Any, base: Any) -> Any:
-                token, head, first, end = place(n)
+                token, head, first, _, end = place(n)
                 kv_head, at = lax.div(head, jnp.int32(H // K)), lax.rem(n, jnp.int32(q_slots))
                 plgpu.barrier_wait(q_empty.at[at])
                 for i in range(2):
@@ -179,21 +195,15 @@ def _attend(
                 plgpu.barrier_arrive(q_empty.at[i])
             for i in range(slots):
                 plgpu.barrier_arrive(empty.at[i])
-            row_of, key_of = (plgpu.broadcasted_iota(jnp.int32, (TOKENS, 8), i, layout=WGMMA) for i in range(2))
-
-            def hide(s: jax.Array, behind: jax.Array) -> jax.Array:
-                """By 8 keys, so that a comparison has a constant and not a register for each."""
-
-                def some(key: int) -> jax.Array:
-                    seen = behind >= key
-                    if scoring.window:
-                        seen &= behind < key + scoring.window
-                    return jnp.where(seen, s[:, key : key + 8], MASKED)
-
-                return jnp.concatenate([some(key) for key in range(0, SLOT, 8)], axis=1)
+            row_of = plgpu.broadcasted_iota(jnp.int32, (TOKENS,), 0, layout=WGMMA.reduce(1))
+            key_of = plgpu.broadcasted_iota(jnp.int32, (TOKENS, SLOT), 1, layout=WGMMA)
+            eighth, within = (
+                key_of & -8,
+                key_of & 7,
+            )  # the first is a constant of a register, the second the same in all
 
             def item(n: Any, base: Any) -> Any:
-                token, head, first, end = place(n)
+                token, head, first, whole, end = place(n)
                 at = lax.rem(n, jnp.int32(q_slots))
                 own_token = token + (thread * TOKENS if heads == 1 else 0)
                 own_head = head + (thread if heads == 2 else 0)
@@ -214,17 +224,22 @@ def _attend(
                         plgpu.barrier_arrive(empty.at[slot_of(base, i)])
                     s = [scoring.squash(x) for x in s]
                     if masked:
-                        behind = begin + own_token - b * BLOCK + row_of - key_of  # of the token's own key: 0
-                        s = [hide(x, behind - i * SLOT) for i, x in enumerate(s)]
+                        behind = along(begin + own_token - b * BLOCK + row_of, SLOT) - within  # own key: 0
+                        for i, x in enumerate(s):
+                            seen = behind >= eighth + i * SLOT
+                            if scoring.window:
+                                seen &= behind < eighth + (i * SLOT + scoring.window)
+                            s[i] = jnp.where(seen, x, MASKED)
                     m = scoring.maximum(jnp.max(functools.reduce(jnp.maximum, s), axis=1))
-                    weights, rounded = [], []
+                    weights: list[jax.Array] = []
+                    rounded = []
                     for x in (x[:, i : i + HALF] for x in s for i in range(0, SLOT, HALF)):
                         p = scoring.weights(x, along(m, HALF))
                         weights = [weights[0] + p] if weights else [p]  # halves first: few registers at a time
                         rounded.append(p.astype(jnp.bfloat16))
                     total = _sum_over_half(weights[0])
 
-                    def weigh(values: Any, columns: Any) -> jax.Array:
+                    def weigh(values: Any, columns: Any) -> Any:
                         for i, x in enumerate(rounded):
                             keys = pl.ds(i % 2 * HALF, HALF)
                             plgpu.wgmma(values, x, ring.at[slot_of(base, (BLOCK // HALF + i) // 2), keys, columns])
@@ -243,16 +258,14 @@ def _attend(
                         plgpu.barrier_arrive(empty.at[slot_of(base, i)])
                     return base + block_slots, merged_m, merged_total, *values
 
-                whole = jnp.minimum(lax.div(begin + token + 1, jnp.int32(BLOCK)), end)  # blocks that all tokens see
-                whole = first if scoring.window else whole
                 empty_m, empty_total, empty_values = attention.start(WGMMA, (TOKENS, HALF), 1)
                 carry = (base, empty_m, empty_total, *[empty_values] * (d // HALF))
                 carry = lax.fori_loop(first, whole, functools.partial(block, masked=False), carry)
                 base, _, total, *values = lax.fori_loop(whole, end, functools.partial(block, masked=True), carry)
-                row = plgpu.broadcasted_iota(jnp.int32, (TOKENS, HALF), 0, layout=WGMMA)
+                real = along(row_of, HALF) < length - own_token
                 own = q_s.at[at, thread]
                 for i, x in enumerate(values):
-                    result = jnp.where(own_token + row < length, attention.finish(total, x, spread), 0.0)
+                    result = jnp.where(real, attention.finish(total, x, spread), 0.0)
                     own.at[:, pl.ds(i * HALF, HALF)][...] = result.astype(jnp.bfloat16)
                 plgpu.commit_smem()
                 tokens = pl.ds(pl.multiple_of(own_token, TOKENS), TOKENS)
@@ -265,9 +278,9 @@ def _attend(
             plgpu.wait_smem_to_gmem(0)
 
     flat = [x.reshape(-1, d) for x in (k_pages, v_pages)]
-    return plgpu.kernel(
+    out: jax.Array = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct((T, H, d), jnp.bfloat16),
+        out_type=shaped((T, H, d), jnp.bfloat16),
         scratch_types=[
             plgpu.SMEM((q_slots, 2, TOKENS, d), jnp.bfloat16, transforms=TILED),
             plgpu.SMEM((slots, SLOT, d), jnp.bfloat16, transforms=TILED),
@@ -282,3 +295,4 @@ def _attend(
         thread_name="thread",
         compiler_params=FAST,
     )(q, *flat, page_table, bounds)
+    return out

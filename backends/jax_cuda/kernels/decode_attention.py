@@ -15,23 +15,22 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from mlxcel_jax_cuda.kernels import attention
-from mlxcel_jax_cuda.kernels.attention import (
-    BLOCK,
-    FAST,
-    FLOOR,
-    HALF,
-    MASKED,
-    SLOT,
+from mlxcel_jax_cuda.kernels.attention import BLOCK, FAST, FLOOR, HALF, MASKED, SLOT, Scoring, check_pages
+from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, Schedule
+from mlxcel_jax_cuda.kernels.mosaic import (
     SMEM_BYTES,
     SMS,
-    Scoring,
-    check_pages,
+    TILED,
+    TRANSPOSED,
+    WGMMA,
+    across,
+    load,
+    plgpu,
+    shaped,
+    store,
 )
-from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, Schedule
-from mlxcel_jax_cuda.kernels.mosaic import TILED, TRANSPOSED, WGMMA, across, load, store
 
 FAN = 16
 """Partials that are loaded at a time."""
@@ -90,7 +89,8 @@ def decode_attention(
     columns = jnp.pad(q.reshape(S, K, group, d), ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
     scoring = Scoring(scale, softcap, window)
     parts, stats = _partials(columns, k_pages, v_pages, schedule, scoring=scoring, sms=sms)
-    return _combine(parts, stats, schedule.rows, group=group).reshape(S, H, d)
+    out: jax.Array = _combine(parts, stats, schedule.rows, group=group)
+    return out.reshape(S, H, d)
 
 
 @functools.partial(jax.jit, static_argnames=("scoring", "sms"))  # lowered once for all layers
@@ -115,7 +115,7 @@ def _partials(
         k_g: Any,
         v_g: Any,
         work_g: Any,
-        count_g: Any,
+        used_g: Any,
         tables_g: Any,
         parts_g: Any,
         stats_g: Any,
@@ -123,7 +123,7 @@ def _partials(
     ) -> None:
         q_s, ring, p_s, q_full, q_empty, full, empty = scratch  # [2, N, d], [slots, SLOT, d], [halves, N, HALF]
         sm, thread = lax.axis_index("sm"), lax.axis_index("thread")
-        items = lax.div(count_g[0] * K - sm + sms - 1, jnp.int32(sms))
+        items = lax.div(used_g[0] * K - sm + sms - 1, jnp.int32(sms))
 
         def record(n: Any, fields: int) -> tuple[Any, ...]:  # read one item ahead of its use
             item = jnp.minimum(n * sms + sm, most * K - 1)
@@ -183,7 +183,7 @@ def _partials(
                 plgpu.barrier_wait(q_full.at[place])
 
                 def block(b: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-                    base, *merged = carry
+                    base, m_before, total_before, values_before = carry
                     ahead = length - first - b * BLOCK - key  # of a half's keys: 1 is the token's own
 
                     def scores(*accumulators: Any) -> list[jax.Array]:
@@ -195,7 +195,7 @@ def _partials(
                         plgpu.wgmma_wait(0)
                         return [s[...] for s in accumulators]
 
-                    def visible(i: int) -> jax.Array:
+                    def visible(i: int) -> Any:
                         seen = ahead > i * HALF
                         return seen & (ahead <= i * HALF + scoring.window) if scoring.window else seen
 
@@ -223,7 +223,8 @@ def _partials(
                     partial = (m, *pl.run_scoped(weigh, plgpu.ACC((d, N), jnp.float32)))
                     for i in range(item_slots // 2, item_slots):
                         plgpu.barrier_arrive(empty.at[slot_of(base, i)])
-                    m, total, values = attention.merge(merged, partial, functools.partial(_spread_rows, rows=d))
+                    before = (m_before, total_before, values_before)
+                    m, total, values = attention.merge(before, partial, functools.partial(_spread_rows, rows=d))
                     return base + item_slots, m, total, values
 
                 begin = (base, *attention.start(WGMMA, (d, N), 0))
@@ -238,9 +239,9 @@ def _partials(
             lax.fori_loop(0, items, item, (jnp.int32(0), *record(0, FIELDS)))
 
     flat = [x.reshape(-1, d) for x in (k_pages, v_pages)]
-    return plgpu.kernel(
+    made: list[jax.Array] = plgpu.kernel(
         kernel,
-        out_type=[jax.ShapeDtypeStruct((most, K, x, N), jnp.float32) for x in (d, 2)],
+        out_type=[shaped((most, K, x, N), jnp.float32) for x in (d, 2)],
         scratch_types=[
             plgpu.SMEM((2, N, d), jnp.bfloat16, transforms=TILED),
             plgpu.SMEM((slots, SLOT, d), jnp.bfloat16, transforms=TILED),
@@ -255,7 +256,8 @@ def _partials(
         num_threads=2,
         thread_name="thread",
         compiler_params=FAST,
-    )(columns, *flat, schedule.work, schedule.count, schedule.tables)
+    )(columns, *flat, schedule.work, schedule.used, schedule.tables)
+    return made
 
 
 def _spread_rows(x: jax.Array, rows: int) -> jax.Array:
@@ -296,7 +298,7 @@ def _combine(parts: jax.Array, stats: jax.Array, rows: jax.Array, *, group: int)
         begin, rounds = attention.start(WGMMA, (HALF, 8), 0), lax.div(used + FAN - 1, jnp.int32(FAN))
         _, total, acc = lax.fori_loop(0, rounds, add_some, begin)
         result = attention.finish(total, acc, spread).astype(jnp.bfloat16)
-        out_s.T[...] = plgpu.layout_cast(result, TRANSPOSED)
+        store(out_s.T, plgpu.layout_cast(result, TRANSPOSED))
         plgpu.commit_smem()
         for size, here in ((8, columns < group // 8), (group % 8, columns == group // 8)):
             if size:
@@ -308,11 +310,12 @@ def _combine(parts: jax.Array, stats: jax.Array, rows: jax.Array, *, group: int)
 
         plgpu.wait_smem_to_gmem(0)
 
-    return plgpu.kernel(
+    out: jax.Array = plgpu.kernel(
         kernel,
-        out_type=jax.ShapeDtypeStruct((S, K, group, d), jnp.bfloat16),
+        out_type=shaped((S, K, group, d), jnp.bfloat16),
         scratch_types=[plgpu.SMEM((8, HALF), jnp.bfloat16)],
         grid=(S, K, d // HALF, N // 8),
         grid_names=("row", "head", "part_d", "columns"),
         compiler_params=FAST,
     )(parts, stats, rows)
+    return out
