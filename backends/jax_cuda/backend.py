@@ -24,7 +24,7 @@ from mlxcel.errors import BackendFault
 from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.compile_cache import mended
-from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory
+from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory, enough_memory
 from mlxcel_jax_cuda.forward import Arrays, DrawShape, Found, LastDrawn, draw, forward_of, pack_draw
 from mlxcel_jax_cuda.fused_decode import fused_block, fused_weights
 from mlxcel_jax_cuda.launch import Launch, Shape, Widths, launches
@@ -122,7 +122,8 @@ class JaxBackend:
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         schema, numerics = family.schema(config), self._numerics
         forms = packed_forms(schema, fused_block(family, config, numerics, config.context), numerics)
-        weights = load_weights(schema, checkpoint, numerics, self._device, progress, forms)
+        with enough_memory(self._device, "the weights"):
+            weights = load_weights(schema, checkpoint, numerics, self._device, progress, forms)
         self._loaded = _Loaded(family, config, weights)
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
@@ -136,7 +137,8 @@ class JaxBackend:
             widths = Widths(widths.rows[-1:], (R1_TOKENS,))
         arrays = Arrays(loaded.weights.leaves, None if block is None else fused_weights(block, loaded.weights))
         pages = -(-ceil_block(layout.context) // layout.page_size)
-        kv, last = self._zeros(layout)
+        with enough_memory(self._device, f"the KV of {layout.pages} pages"):
+            kv, last = jax.block_until_ready(self._zeros(layout))  # type: ignore[no-untyped-call]
         self._running = _Running(model, sampler, arrays, widths, pages, kv, last)
 
     @mended()
@@ -149,16 +151,17 @@ class JaxBackend:
         sets = {rows: running.sampler.stage_sets(rows) for rows in draws}
         progress.start("compile", len(forwards) + sum(map(len, sets.values())) + 1, "programs")
         done = 0
-        for shape in forwards:
-            logits = self._forward(shape, shape.padding(running.layout.slots))
-            progress.advance(done := done + 1)
-            for sampling in sets.pop(shape.logits, ()):
-                key = DrawShape.of(running.sampler, sampling, shape.logits)
-                slots = np.full(shape.logits, running.layout.slots, np.int32)
-                running.last, _ = draw(key, logits, running.last, pack_draw(key, slots, sampling))
+        with enough_memory(self._device, "the arrays of a step"):
+            for shape in forwards:
+                logits = self._forward(shape, shape.padding(running.layout.slots))
                 progress.advance(done := done + 1)
-        self._copy_pages(np.full((1, 3), running.layout.pages, np.int32))
-        jax.block_until_ready((running.kv, running.last))
+                for sampling in sets.pop(shape.logits, ()):
+                    key = DrawShape.of(running.sampler, sampling, shape.logits)
+                    slots = np.full(shape.logits, running.layout.slots, np.int32)
+                    running.last, _ = draw(key, logits, running.last, pack_draw(key, slots, sampling))
+                    progress.advance(done := done + 1)
+            self._copy_pages(np.full((1, 3), running.layout.pages, np.int32))
+            jax.block_until_ready((running.kv, running.last))
         progress.advance(done + 1)
         progress.finish()
         self._ready = compilations().count
