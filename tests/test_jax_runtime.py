@@ -140,6 +140,27 @@ def test_h_q1_the_command_line_sets_them_before_jax_is_imported(
     assert done.stdout.startswith("JAX_PLATFORMS=cpu "), done.stderr
 
 
+CHOSEN = """
+import sys
+from mlxcel.choose_backend import choose_backend
+from mlxcel.config import EngineConfig
+from mlxcel.plugins.manager import PluginManager
+config = EngineConfig.resolve({"backend": "jax-cuda", "device": "cpu", "dtype": sys.argv[1]})
+chosen = choose_backend(config, PluginManager.load(only=(), trace=None))
+print(chosen.line)
+print(chosen.backend.memory(), chosen.backend.caps.platform)
+"""
+
+
+@pytest.mark.parametrize(("asked", "dtype"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_h_q7_the_line_at_the_start_names_platform_and_device(run: Run, asked: str, dtype: str) -> None:
+    done = run("-c", CHOSEN, asked)
+    line, facts = done.stdout.splitlines()
+    assert line.startswith(f"backend: jax-cuda (asked for by --backend: JAX {jax.__version__} on XLA:CPU"), done.stderr
+    assert line.endswith(f"), on cpu: XLA:CPU, {dtype}")
+    assert facts == "None cpu"
+
+
 GPU_MACHINE = """
 from mlxcel_jax_cuda import driver, probe
 driver.device_memory = lambda number: None
