@@ -1,5 +1,8 @@
 """Requests through the scheduler, on a script and the manual clock (spec 7)."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from engine_rows import spec
@@ -222,6 +225,24 @@ def test_a_timeout_counts_the_queue():
     assert 8 <= len(running.ids) <= 11
     assert queued.ids == ()
     assert it.all_free()
+
+
+def test_a_request_that_ended_does_not_wait_for_its_deadline():
+    """C14, H-K7: what is over is let go of, though an older one goes on and an hour is left of its time."""
+    it = bench(lambda row: [120] * 1000, slots=2, context=1000)
+    older = it.ask("older", max_tokens=900, timeout=3600)
+    it.scheduler.tick()
+    ended = [weakref.ref(it.ask(f"row{i}", max_tokens=3, timeout=3600)._outbox) for i in range(4)]
+    for _ in range(40):
+        it.scheduler.tick()
+    it.ended.clear()
+    gc.collect()
+    assert not older.over
+    assert [outbox() for outbox in ended] == [None] * 4
+    it.clock.advance(3600)
+    it.run()
+    assert seen(older)[0].result.detail == "timeout"
+
 
 
 @pytest.mark.parametrize("when", range(8))
