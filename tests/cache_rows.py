@@ -4,7 +4,8 @@ import attrs
 import numpy as np
 import pytest
 from layered_family import Layered, layered_checkpoint
-from real_engine import KeepingBackend, Real, real_engine
+from real_engine import Real, real_engine
+from tested_backends import KeepingNumpy
 
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.plan import Decode
@@ -177,7 +178,7 @@ def refusal(call):
     return Reject(caught.value.reason)
 
 
-class AtR1(KeepingBackend):
+class AtR1(KeepingNumpy):
     """Says that it is at R1, with pieces of 16."""
 
     @property

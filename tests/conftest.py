@@ -13,11 +13,48 @@ import pytest
 from hypothesis import settings
 from plugin_doubles import Installer
 from source_doubles import make_wheel
+from tested_backends import BACKENDS, REFERENCE, running_on
 
 # A change must pass or fail by itself: in CI the drawn examples are the same in every run, elsewhere they are new ones.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "on_jax(most): of its cases so many run on JAX in make test, the rest when slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each case on JAX compiles programs of its own: `on_jax` spreads a few over all of a test's cases."""
+    cases: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("on_jax") is None:
+            continue
+        if item.callspec.params.get("backend") not in (None, REFERENCE):
+            cases.setdefault((item.path, item.originalname), []).append(item)
+    for found in cases.values():
+        marker = found[0].get_closest_marker("on_jax")
+        most = marker.kwargs["most"] if marker else len(found)
+        kept = {len(found) * place // most for place in range(most)}
+        for place, item in enumerate(found):
+            if place not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Tests that ask for it, and what they are made from, run on each backend in turn."""
+    with running_on(request.param):
+        yield request.param
+
+
+@pytest.fixture(autouse=True)
+def _backend_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Beside tests that run on each backend there are others, which are about the reference."""
+    with running_on(request.getfixturevalue("backend") if "backend" in request.fixturenames else REFERENCE):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 from cache_rows import VOCAB, caching
 from layered_family import layered_checkpoint
+from tested_backends import tested_backend
 
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.request import SequenceSpec
@@ -50,9 +51,9 @@ def checkpoint(model):
 
 
 @functools.lru_cache
-def lone_engine(model):
+def lone_engine(model, backend):
     return caching(
-        checkpoint(model), store="dense", slots=1, context=CONTEXT, chunk=CHUNK, tokenizer=ByteTokenizer()
+        checkpoint(model), store="dense", slots=SLOTS, context=CONTEXT, chunk=CHUNK, tokenizer=ByteTokenizer()
     ).real  # fmt: skip
 
 
@@ -61,10 +62,15 @@ def spec_of(prompt, kind, length):
     return SequenceSpec("row", np.asarray(PROMPTS[prompt], np.int32), params)
 
 
-@functools.cache
 def lone(model, prompt, kind, length):
-    """Ids and logits [drawn, V] of a request that has an engine to itself, dense, without a cache."""
-    real, spec = lone_engine(model), spec_of(prompt, kind, length)
+    """Ids and logits [drawn, V] of a request that has an engine to itself, dense, without a cache, on the backend that
+    the running test is about."""
+    return _lone(model, prompt, kind, length, tested_backend())
+
+
+@functools.cache
+def _lone(model, prompt, kind, length, backend):
+    real, spec = lone_engine(model, backend), spec_of(prompt, kind, length)
     row = real.engine.open(spec)
     outcome = real.engine.prefill(row, real.plan(spec.prompt_ids, CHUNK))
     while outcome.cause is None:

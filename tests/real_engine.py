@@ -2,6 +2,7 @@
 
 import attrs
 import numpy as np
+from tested_backends import chain_for, keeping_backend
 
 from mlxcel.core.engine import Engine
 from mlxcel.core.observe import Observers
@@ -15,36 +16,8 @@ from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.finish.standard import StandardFinish
 from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner
-from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 from mlxcel.text.detokeniser import Detokeniser
-from mlxcel_reference_numpy.backend import NumpyBackend
-
-
-class KeepingSampler(ChainSampler):
-    """The chain, which also keeps the logits of the last step."""
-
-    logits = None
-
-    def draw(self, xp, logits, sampling, carry):
-        self.logits = logits
-        return super().draw(xp, logits, sampling, carry)
-
-
-class KeepingBackend(NumpyBackend):
-    """NumPy, which keeps the logits [V] of each draw by (sequence id, position of the token that was drawn)."""
-
-    def start(self, layout, sampler):
-        self.sampler = sampler
-        self.kept = {}
-        super().start(layout, sampler)
-
-    def submit(self, plan):
-        result = super().submit(plan)
-        for place, row in enumerate(plan.draw_rows):
-            key = int(plan.sequence_ids[row]), int(plan.seq_lens[row])
-            self.kept[key] = self.sampler.logits[place].copy()
-        return result
 
 
 @attrs.frozen
@@ -52,7 +25,7 @@ class Real:
     """An engine and what a test wants to look at."""
 
     engine: Engine
-    backend: KeepingBackend
+    backend: object  # one that keeps logits, of tested_backends
     vocab: int
 
     def plan(self, ids, chunk=2048):
@@ -121,14 +94,14 @@ def real_engine(
     """With a tokenizer, ids at or above its size are masked, and texts are its own."""
     family = family or Llama()
     config = family.parse_config(checkpoint)
-    backend = backend or KeepingBackend()
+    backend = backend or keeping_backend()
     backend.load(family, config, checkpoint, NoProgress())
     kv_spec = family.kv_spec(config)
     engine = Engine(
         backend=backend,
         kv_spec=kv_spec,
         kv=kv_store(kv_spec=kv_spec, slots=slots, context=context, page_size=page_size, pages=pages),
-        sampler=KeepingSampler(vocab=config.vocab_size, tokenizer=tokenizer),
+        sampler=chain_for(backend, vocab=config.vocab_size, tokenizer=tokenizer),
         finish=StandardFinish(stream=lambda spec: Detokeniser(tokenizer or ByteTokenizer()), steps={}),
         settings=EngineSettings(
             config.vocab_size, context, slots, chunk, max_logprobs=max_logprobs, identity=identity or ModelIdentity()

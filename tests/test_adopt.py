@@ -6,7 +6,8 @@ import pytest
 from cache_rows import IDS, STEPS, STORES, caching, detached, finished, go_on, ids_of, refusal
 from engine_rows import TOKENIZER, opened
 from layered_family import layered_checkpoint
-from real_engine import KeepingBackend, assert_same_bits
+from real_engine import assert_same_bits
+from tested_backends import KeepingNumpy
 
 from mlxcel.core.handover import reach
 from mlxcel.core.kv import FullKV, KVSpec, SlidingKV
@@ -30,13 +31,13 @@ LAYERS = {"full": ("full", "full"), "windows": ("window 16", "full", "window 130
 
 
 @pytest.fixture(scope="module", params=[(store, layers) for store in STORES for layers in LAYERS], ids="-".join)
-def made(request):
+def made(backend, request):
     store, layers = request.param
     return caching(layered_checkpoint(*LAYERS[layers]), store=store)
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(backend):
     return {name: caching(layered_checkpoint(*layers)).run(IDS, STEPS) for name, layers in LAYERS.items()}
 
 
@@ -44,6 +45,7 @@ def lone(made, alone):
     return alone["windows" if made.cache._kv_spec.windowed else "full"]
 
 
+@pytest.mark.on_jax(most=8)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 149])
 def test_an_adopted_row_is_the_bits_of_one_that_computed_all(made, alone, length):
     """Spec V14, X6: adopted positions are neither recomputed nor written, and what follows is the same. The rings of
@@ -158,7 +160,7 @@ def test_every_refusal_of_a_prefix(store):
 def test_at_r1_only_whole_pieces_that_were_prefilled():
     """Spec V15, 3.2."""
 
-    class AtR1(KeepingBackend):
+    class AtR1(KeepingNumpy):
         @property
         def caps(self):
             return attrs.evolve(super().caps, level="R1", mixed_steps=False, r1_tokens=16)
@@ -185,7 +187,7 @@ def test_recurrent_layers_are_neither_handed_over_nor_taken():
     assert made.engine.view(row).state is SequenceState.FINISHED
 
 
-def test_a_ring_that_went_round_is_adopted_only_where_it_holds_what_is_seen():
+def test_a_ring_that_went_round_is_adopted_only_where_it_holds_what_is_seen(backend):
     """Spec X15: a ring of ceil128(16 + 1 - 1 + 16) = 128 that saw 303 positions holds [175, 303): 190 and later."""
     made = caching(layered_checkpoint("window 16", "full"), chunk=1)
     ids = ids_of(300)
@@ -274,7 +276,7 @@ def made_checkpoint(made):
     return layered_checkpoint(*LAYERS["windows" if made.cache._kv_spec.windowed else "full"])
 
 
-def test_unwinding_into_the_prompt_goes_on_with_pieces():
+def test_unwinding_into_the_prompt_goes_on_with_pieces(backend):
     made = caching()
     row = made.engine.open(made.spec(IDS, max_tokens=STEPS))
     made.engine.prefill(row, made.plan(IDS))
@@ -312,7 +314,7 @@ def test_unwind_refusals(made):
         made.engine.release(prefix)
 
 
-def test_recurrent_state_goes_back_by_its_last_step_and_no_further():
+def test_recurrent_state_goes_back_by_its_last_step_and_no_further(backend):
     """Spec 2.1, V11: one step, by the older copy; none when a dropped step has written that."""
     checkpoint = layered_checkpoint("state", "full")
     made = caching(checkpoint)
@@ -347,6 +349,7 @@ def test_a_short_trim_is_an_error_of_the_row():
 # --- preempt and resume -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_jax(most=8)
 @pytest.mark.parametrize("when", ["open", "prefilling", "decoding"])
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 5, "repetition_penalty": 1.3}], ids=str)
 def test_a_preempted_row_goes_on_as_if_nothing_had_been(made, when, params):

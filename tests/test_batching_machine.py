@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 )
 from lone_rows import CHUNK, CONTEXT, FULL, KINDS, LENGTHS, PAGE, PROMPTS, SLOTS, checkpoint, lone, spec_of
 from real_engine import assert_same_bits
+from tested_backends import REFERENCE, tested_backend
 
 from mlxcel.core.parts import part_length
 from mlxcel.core.plan import Decode, Piece
@@ -71,6 +72,10 @@ class Machine(RuleBasedStateMachine):
         kept=st.lists(st.integers(6, len(PROMPTS) - 1), min_size=1, max_size=3),
     )
     def start(self, model, store, pages, limit, kept):
+        if (
+            tested_backend() != REFERENCE
+        ):  # fewer programs: no model but one that has more than full layers, one size of pool
+            model, pages = model if model != "full" else "window", FULL + 3
         self.model = model
         self.it = caching(
             checkpoint(model),
@@ -458,8 +463,9 @@ def operate(examples, steps):
     return counted.operations
 
 
-def test_any_order_of_calls_gives_each_row_its_lone_run():
-    assert operate(50, 60) >= 2000
+def test_any_order_of_calls_gives_each_row_its_lone_run(backend):
+    examples = 50 if backend == REFERENCE else 8
+    assert operate(examples, 60) >= 40 * examples
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_family import Layered, layered_checkpoint
 from real_engine import assert_same_bits, real_engine
+from tested_backends import REFERENCE, tested_backend
 
 from mlxcel_reference_numpy.context import NumpyContext
 from mlxcel_reference_numpy.experts import choose_experts
@@ -37,11 +38,24 @@ SMALL = experts(E, F, D)
 
 
 def mixture(x, router, top_k, *, renormalise=True, weights=SMALL):
-    """`moe` of x [T, D] by router logits [T, E]."""
+    """`moe` of x [T, D] by router logits [T, E], on the tested backend."""
+    if tested_backend() != REFERENCE:
+        from keeping_jax import moe
+
+        return moe(x, router, weights, top_k=top_k, renormalise=renormalise)
     plan = SimpleNamespace(num_rows=1, query_start=np.array([0, len(x)]))
     plain = {(f"expert_{name}", 0): values for name, values in zip(("gate", "up", "down"), weights, strict=True)}
     context = NumpyContext(plan, np.zeros(len(x), np.int32), Weights(1, {}, plain, 0), [], 1)
     return context.moe(x, router, layer=0, top_k=top_k, activation="silu", renormalise=renormalise)
+
+
+def choose(logits, top_k, *, renormalise):
+    """Experts [T, top_k] and their shares, on the tested backend."""
+    if tested_backend() == REFERENCE:
+        return choose_experts(logits, top_k, renormalise)
+    from mlxcel_jax_cuda import experts
+
+    return tuple(map(np.asarray, experts.choose_experts(logits, top_k, renormalise)))
 
 
 def naive(x, router, top_k, renormalise):
@@ -61,10 +75,11 @@ def naive(x, router, top_k, renormalise):
     return np.array(rows)
 
 
+@pytest.mark.on_jax(most=5)
 @pytest.mark.parametrize("renormalise", [True, False])
 @pytest.mark.parametrize("top_k", [1, 2, 5, E])
 @pytest.mark.parametrize("tokens", [1, 2, 9, 40])
-def test_a_mixture_is_the_formula(tokens, top_k, renormalise):
+def test_a_mixture_is_the_formula(backend, tokens, top_k, renormalise):
     x, router = seeded(tokens, D, seed=3), 2 * seeded(tokens, E, seed=4)
     expected = naive(x, router, top_k, renormalise)
     ours = mixture(x, router, top_k, renormalise=renormalise)
@@ -83,31 +98,32 @@ def test_a_mixture_is_the_formula(tokens, top_k, renormalise):
         ([-200, -300, 0, -400], 3, [2, 0, 1]),  # shares of 0 in float32 are a tie
     ],
 )
-def test_ties_go_to_the_lowest_index(logits, top_k, chosen):
-    found, _shares = choose_experts(np.array([logits], np.float32), top_k, renormalise=True)
+def test_ties_go_to_the_lowest_index(backend, logits, top_k, chosen):
+    found, _shares = choose(np.array([logits], np.float32), top_k, renormalise=True)
     assert found.tolist() == [chosen]
 
 
-def test_shares_are_a_softmax_over_all_or_over_the_chosen():
+def test_shares_are_a_softmax_over_all_or_over_the_chosen(backend):
     logits = np.log(np.array([[0.5, 0.25, 0.125, 0.125]], np.float32))
-    _, plain = choose_experts(logits, 2, renormalise=False)
-    _, whole = choose_experts(logits, 2, renormalise=True)
+    _, plain = choose(logits, 2, renormalise=False)
+    _, whole = choose(logits, 2, renormalise=True)
     np.testing.assert_allclose(plain, [[0.5, 0.25]], rtol=1e-6)
     np.testing.assert_allclose(whole, [[2 / 3, 1 / 3]], rtol=1e-6)
-    assert choose_experts(1000 * logits, 1, renormalise=False)[1].tolist() == [[1.0]]
+    assert choose(1000 * logits, 1, renormalise=False)[1].tolist() == [[1.0]]
 
 
-def test_all_experts_without_renormalising_are_the_same_as_with():
+def test_all_experts_without_renormalising_are_the_same_as_with(backend):
     """Their shares sum to 1 but for rounding."""
     x, router = seeded(5, D, seed=5), seeded(5, E, seed=6)
     np.testing.assert_allclose(mixture(x, router, E, renormalise=False), mixture(x, router, E), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize(
     ("shape", "top_k", "order"),
     [*(((E, F, D), top_k, order) for top_k in (1, 2, E) for order in "CF"), (LARGE, 2, "F")],
 )
-def test_a_mixture_does_not_know_the_tokens_beside_it(shape, top_k, order):
+def test_a_mixture_does_not_know_the_tokens_beside_it(backend, shape, top_k, order):
     """Any number of tokens, in any place and memory order, of whom any share goes to the same expert."""
     rng = np.random.default_rng(top_k)
     weights = SMALL if shape == (E, F, D) else experts(*shape)
@@ -123,7 +139,7 @@ def test_a_mixture_does_not_know_the_tokens_beside_it(shape, top_k, order):
         assert_same_bits(alone[picked], through(picked, order), f"{count} tokens")
 
 
-def test_a_token_that_is_no_number_spoils_no_other():
+def test_a_token_that_is_no_number_spoils_no_other(backend):
     """NaN and infinity, in the token or in its router: the others' bits stay."""
     x, router = seeded(9, D, seed=9), seeded(9, E, seed=10)
     clean = mixture(x, router, 2)
@@ -136,7 +152,7 @@ def test_a_token_that_is_no_number_spoils_no_other():
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["renormalised", "plain"])
-def engine(request):
+def engine(backend, request):
     checkpoint = layered_checkpoint("full+experts", "window 16+experts", renormalise=request.param)
     return real_engine(checkpoint, Layered())
 

@@ -7,12 +7,12 @@ import family_vectors
 import numpy as np
 import pytest
 from gguf_spelling import gguf_cases, write_gguf
+from tested_backends import loaded_family
 
 from mlxcel.plugins.builtin import mlxcel_families
 from mlxcel.plugins.formats.gguf import GgufCheckpoint
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.testing.family_kit import check_family
-from mlxcel.testing.family_run import logits_of
 from mlxcel.testing.kv_kit import check_kv_spec
 
 TOLERANCE = 1e-4
@@ -43,12 +43,13 @@ def family_of(checkpoint):
     return spec.load()()
 
 
+@pytest.mark.on_jax(most=14)
 @pytest.mark.parametrize(("case", "spelling"), spellings())
-def test_logits_are_those_of_transformers(tmp_path, case, spelling):
+def test_logits_are_those_of_transformers(backend, tmp_path, case, spelling):
     """H-L1, H-L3, H-L5, H-L7, H-L21 and the families' own features, at near and far positions."""
     checkpoint = WRITERS[spelling](case, tmp_path)
     expected = family_vectors.expected(case)
-    logits = logits_of(family_of(checkpoint), checkpoint, expected.ids)[expected.positions]
+    logits = loaded_family(family_of(checkpoint), checkpoint).logits(expected.ids)[expected.positions]
     np.testing.assert_allclose(logits, expected.logits, rtol=0, atol=TOLERANCE * np.abs(expected.logits).max())
 
 

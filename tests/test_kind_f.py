@@ -22,7 +22,7 @@ def alone(ids=PROMPT, **params):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_h_f1_a_seeded_request_is_itself_beside_unseeded_ones(store):
+def test_h_f1_a_seeded_request_is_itself_beside_unseeded_ones(backend, store):
     """Four runs beside a neighbour whose seed is a fresh one each time."""
     expected, strangers = alone(seed=42), set()
     for fresh in (901, 902, 903, 904):
@@ -34,8 +34,9 @@ def test_h_f1_a_seeded_request_is_itself_beside_unseeded_ones(store):
     assert len(strangers) == 4
 
 
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("others", [1, 3, 6])
-def test_h_f3_the_first_token_of_a_shared_prefill_is_its_own(others):
+def test_h_f3_the_first_token_of_a_shared_prefill_is_its_own(backend, others):
     """Prompts of many lengths that are prefilled in one flat step."""
     prompts = [random_ids(7 + 9 * n, seed=n) for n in range(others + 1)]
     it = served(store="paged", slots=8)
@@ -45,8 +46,9 @@ def test_h_f3_the_first_token_of_a_shared_prefill_is_its_own(others):
     assert [said(reply)[0] for reply in replies] == [alone(ids, seed=5, max_tokens=1) for ids in prompts]
 
 
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("shuffle", range(3))
-def test_h_f4_same_and_different_seeds_shuffled(shuffle):
+def test_h_f4_same_and_different_seeds_shuffled(backend, shuffle):
     seeds = [1, 1, 2, 2, 901, 902]
     expected = {seed: alone(seed=seed) for seed in seeds}
     order = np.random.default_rng(shuffle).permutation(6)
@@ -59,12 +61,12 @@ def test_h_f4_same_and_different_seeds_shuffled(shuffle):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_h_f5_seeded_replies_are_pinned(store):
+def test_h_f5_seeded_replies_are_pinned(backend, store):
     it = served(store=store)
     assert {seed: it.answer(PROMPT, **{**SAMPLED, "seed": seed, "max_tokens": 6}).ids for seed in GOLDEN} == GOLDEN
 
 
-def test_h_f5_choices_have_streams_of_their_own():
+def test_h_f5_choices_have_streams_of_their_own(backend):
     """C13: n choices differ, and each is the request that sends its seed alone."""
     it = served(store="paged")
     reply = it.ask(PROMPT, seed=9, n=4, **SAMPLED)

@@ -24,7 +24,7 @@ def alone(prompt, **params):
 
 
 @pytest.mark.parametrize("store", ["dense", "paged"])
-def test_h_g1_eight_prompts_one_by_one_and_together(store):
+def test_h_g1_eight_prompts_one_by_one_and_together(backend, store):
     """Greedy ids and log-probabilities, which are as fine as the logits' bits."""
     prompts = [random_ids(length, seed=length) for length in LENGTHS]
     it = served(store=store, slots=8)
@@ -33,9 +33,10 @@ def test_h_g1_eight_prompts_one_by_one_and_together(store):
     assert [said(reply)[0] for reply in replies] == [alone(prompt, max_tokens=20, logprobs=3) for prompt in prompts]
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("store", ["dense", "paged"])
 @pytest.mark.parametrize("slots", [3, 8])
-def test_h_g5_a_freed_slot_never_touches_a_live_one(store, slots):
+def test_h_g5_a_freed_slot_never_touches_a_live_one(backend, store, slots):
     prompts = [random_ids(10 + n, seed=n) for n in range(len(BUDGETS))]
     it = served(store=store, slots=slots)
     asked = list(zip(prompts, BUDGETS, strict=True))
@@ -47,8 +48,9 @@ def test_h_g5_a_freed_slot_never_touches_a_live_one(store, slots):
     assert it.all_free()
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("concurrency", range(1, 10))
-def test_h_g7_odd_sizes_and_late_joiners(concurrency):
+def test_h_g7_odd_sizes_and_late_joiners(backend, concurrency):
     rng = np.random.default_rng(concurrency)
     it, replies = served(store="paged", slots=9), []
     for n in range(concurrency):

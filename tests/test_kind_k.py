@@ -36,7 +36,7 @@ def alone(prompt, **params):
 
 @pytest.mark.parametrize("cache", [False, True], ids=["cold", "cached"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_h_k1_a_preempted_request_has_no_gap_and_no_repeat(kind, cache):
+def test_h_k1_a_preempted_request_has_no_gap_and_no_repeat(backend, kind, cache):
     """Pages for 1.5 of three long requests: ids, text and log-probabilities are those of the request alone, and what
     was streamed is what the result holds."""
     params = {"max_tokens": 60, "logprobs": 1, **KINDS[kind]}
@@ -48,8 +48,9 @@ def test_h_k1_a_preempted_request_has_no_gap_and_no_repeat(kind, cache):
     assert it.all_free()
 
 
+@pytest.mark.on_jax(most=3)
 @pytest.mark.parametrize("ticks", range(38, 44))
-def test_h_k1_pages_that_a_victim_shared_with_the_cache_come_free_too(ticks):
+def test_h_k1_pages_that_a_victim_shared_with_the_cache_come_free_too(backend, ticks):
     """C23: the prompt of a later row is kept as soon as it is computed, and then the cache has every page of that row.
     The first row, which needs one more, must get it once the later one gave way."""
     it = served(store="paged", pages=8, slots=2, context=128, busy=48, options={"watermark": 0.0})
@@ -64,9 +65,10 @@ def test_h_k1_pages_that_a_victim_shared_with_the_cache_come_free_too(ticks):
     assert it.all_free()
 
 
+@pytest.mark.on_jax(most=3)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 6, 12])
-def test_h_k3_a_client_that_leaves_frees_its_row_in_every_phase(store, ticks):
+def test_h_k3_a_client_that_leaves_frees_its_row_in_every_phase(backend, store, ticks):
     """Queued, in its pieces, decoding: within two steps; the rest says what it says alone."""
     it = served(store=store, slots=2, chunk=16)
     stays = it.ask(LONG[0], max_tokens=20)
@@ -142,7 +144,7 @@ def test_h_k11_a_drain_refuses_what_is_new_and_finishes_what_runs(limit):
     assert it.all_free()
 
 
-def test_h_k13_the_first_request_of_each_thread_works():
+def test_h_k13_the_first_request_of_each_thread_works(backend):
     """Clients on threads of their own, the engine on another; behind a warm-up through the real path."""
     it = served(store="paged", slots=3)
     expected = [alone(prompt, max_tokens=10) for prompt in LONG]
@@ -167,7 +169,7 @@ def spec(ids):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_h_k14_500_mixed_requests_have_500_ends(store):
+def test_h_k14_500_mixed_requests_have_500_ends(backend, store):
     """Finished, cancelled, rejected, never begun, of length zero: one end record each, one Ended event each."""
     rng = np.random.default_rng(3)
     it = served(

@@ -210,23 +210,17 @@ def test_a_scripted_row_runs_on_pages():
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 300])
-def test_dense_and_paged_are_the_same_bits(length):
+def test_dense_and_paged_are_the_same_bits(backend, length):
     """Spec V8, V4: at every border of pages and blocks, on pages that hold NaN and in any order."""
     ids = ids_of(length)
     dense = caching(store="dense").run(ids, keep=False)
     for size in (16, 64, 128):
         paged = caching(store="paged", page_size=size)
-        fill_with_nan(paged)
+        paged.real.backend.fill_kv(np.nan)
         shuffle_free(paged.kv)
         ran = paged.run(ids, keep=False)
         assert_same_bits(dense.logits, ran.logits, f"pages of {size}")
         assert ran.ids == dense.ids
-
-
-def fill_with_nan(made):
-    for layer in made.real.backend._running.storage:
-        for array in layer.arrays:
-            array[:] = np.nan
 
 
 def shuffle_free(kv):
@@ -234,7 +228,7 @@ def shuffle_free(kv):
     kv._pool._returned, kv._pool._fresh = order, kv.num_pages
 
 
-def test_two_rows_share_a_partial_page_and_each_equals_its_lone_run():
+def test_two_rows_share_a_partial_page_and_each_equals_its_lone_run(backend):
     """Spec 2.7's list: both append, exactly one copy is counted."""
     made = caching()
     ids = ids_of(20)

@@ -23,7 +23,7 @@ SEEDED = {"temperature": 0.9, "seed": 7, "top_p": 0.95}
 
 
 @pytest.fixture(params=STORES)
-def store(request):
+def store(backend, request):
     return request.param
 
 
@@ -43,6 +43,7 @@ def test_h_j1_h_j4_the_same_request_five_times(store, params):
     assert [ran.cached for ran in runs] == [0, *[len(PROMPT) - 1] * 4]
 
 
+@pytest.mark.on_jax(most=4)
 @pytest.mark.parametrize("length", [16, 17, 31, 32, 33, 127, 128, 129])
 def test_h_j2_a_whole_prompt_hit_has_the_first_logits_of_a_miss(store, length):
     """Spec X6: the KV length is cut together with the cursor, at each border of pages and blocks."""
@@ -80,6 +81,7 @@ def family_checkpoint(case, folder):
     return checkpoint, spec.load()()
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("case", ["llama-untied", "gemma3-seven-layers", "gemma2", "qwen3", "lfm2", "mixtral-window"])
 def test_every_family_hits_with_the_bits_of_a_miss_or_declines(tmp_path, store, case):
     """Spec X8, X14, X15; greedy and seeded, with penalties whose history includes adopted ids."""
@@ -110,7 +112,7 @@ def test_every_family_hits_with_the_bits_of_a_miss_or_declines(tmp_path, store, 
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_prompts_of_a_tree_are_the_bits_of_cold_ones_whatever_was_kept_and_evicted(data):
+def test_prompts_of_a_tree_are_the_bits_of_cold_ones_whatever_was_kept_and_evicted(backend, data):
     """Shared beginnings of any length, in any order, in a pool that is too small for all of them."""
     layers = data.draw(st.sampled_from([("full",), ("window 16", "full")]))
     checkpoint = layered_checkpoint(*layers)

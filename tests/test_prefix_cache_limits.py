@@ -28,11 +28,10 @@ PAGE_BYTES = 16 * 2 * 2 * (2 * 8) * 4
 """Of 16 positions, two layers, K and V of two heads of 8, float32."""
 
 
-def test_h_j6_counted_bytes_are_the_bytes_of_the_arrays_and_the_limit_holds():
+def test_h_j6_counted_bytes_are_the_bytes_of_the_arrays_and_the_limit_holds(backend):
     """Spec X12, X13: insert until full."""
     made = caching(limits=CacheLimits(bytes=12 * PAGE_BYTES))
-    arrays = [array for layer in made.real.backend._running.storage for array in layer.arrays]
-    assert sum(array.nbytes for array in arrays) == made.kv.num_pages * PAGE_BYTES
+    assert sum(array.nbytes for array in made.real.backend.kv_arrays()) == made.kv.num_pages * PAGE_BYTES
     most = 0
     for seed in range(6):
         made.run(ids_of(60, seed=seed), 1)
@@ -46,7 +45,7 @@ def test_h_j6_counted_bytes_are_the_bytes_of_the_arrays_and_the_limit_holds():
     assert made.cache.match(made.spec(ids_of(60, seed=0))).reject is Reject.NO_MATCH
 
 
-def test_copies_of_rings_count_by_their_arrays():
+def test_copies_of_rings_count_by_their_arrays(backend):
     """Spec X13: model-owned payload included."""
     made = caching(layered_checkpoint("window 16", "full"))
     made.run(PROMPT, 1)

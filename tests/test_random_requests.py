@@ -9,6 +9,7 @@ import pytest
 from cache_rows import VOCAB
 from layered_family import layered_checkpoint
 from real_scheduler import said, served
+from tested_backends import tested_backend
 
 REQUESTS = 200
 CONTEXT = 128
@@ -70,8 +71,9 @@ def model(windowed):
 
 
 @functools.lru_cache
-def alone(seed, windowed):
-    """Each request by itself, one after the other, dense, without a cache, a step at a time, in one piece."""
+def alone(seed, windowed, backend):
+    """Each request by itself, one after the other, dense, without a cache, a step at a time, in one piece, on the
+    backend that the running test is about."""
     it = served(
         checkpoint=model(windowed), cache=False, store="dense", slots=2, context=CONTEXT, chunk=128, busy=128,
         options={"force_sync": True},
@@ -112,9 +114,10 @@ POOLS = {
 }
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("cache", [False, True], ids=["cold", "cached"])
 @pytest.mark.parametrize("pool", POOLS)
-def test_each_of_200_requests_says_what_it_says_alone(pool, cache):
+def test_each_of_200_requests_says_what_it_says_alone(backend, pool, cache):
     check_crowd(pool, cache, windowed=False, seed=1)
 
 
@@ -128,7 +131,7 @@ def test_so_do_other_crowds_and_models_with_windows(pool, cache, windowed, seed)
 
 
 def check_crowd(pool, cache, *, windowed, seed):
-    requests, expected = crowd(seed, windowed), alone(seed, windowed)
+    requests, expected = crowd(seed, windowed), alone(seed, windowed, tested_backend())
     it = served(checkpoint=model(windowed), cache=cache, slots=5, context=CONTEXT, chunk=32, busy=16, **POOLS[pool])
     found = serve_all(it, requests)
     for asked in requests:

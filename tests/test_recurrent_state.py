@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_family import Layered, layered_checkpoint, layered_logits
 from real_engine import assert_same_bits, real_engine
+from tested_backends import loaded_family
 
 from mlxcel.core.plan import Decode
 from mlxcel.core.sequence import SequenceState
-from mlxcel.testing.family_run import LoadedFamily
 
 LAYERS = ("state", "window 16", "full", "state+experts")
 STEPS = 6
@@ -35,14 +35,14 @@ def checkpoint():
 
 
 @pytest.fixture(scope="module")
-def alone(checkpoint):
+def alone(backend, checkpoint):
     """What each of PROMPTS comes to, undisturbed: (logits [STEPS + 1, V], ids)."""
     real = real_engine(checkpoint, Layered(), slots=1)
     return [real.alone(prompt, STEPS) for prompt in PROMPTS]
 
 
 @pytest.fixture
-def rows(checkpoint):
+def rows(backend, checkpoint):
     """Rows over PROMPTS in an engine with one slot more."""
     return DisturbedRows(real_engine(checkpoint, Layered(), slots=4, chunk=8), PROMPTS, STEPS, chunk=8)
 
@@ -50,16 +50,17 @@ def rows(checkpoint):
 # --- the formulas and row invariance ---------------------------------------------------------------------------------
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("length", [1, 2, 3, 40, 150])
-def test_a_recurrence_is_the_formula_in_any_pieces(checkpoint, length):
-    loaded, ids = LoadedFamily.load(Layered(), checkpoint), ids_of(length)
+def test_a_recurrence_is_the_formula_in_any_pieces(backend, checkpoint, length):
+    loaded, ids = loaded_family(Layered(), checkpoint), ids_of(length)
     whole, expected = loaded.logits(ids), layered_logits(checkpoint, ids)
     assert np.abs(whole - expected).max() <= LOGITS_TOLERANCE * np.abs(expected).max()
     for chunk in (1, 7, 64):
         assert_same_bits(whole, loaded.logits(ids, list(range(chunk, length, chunk))), f"chunk {chunk}")
 
 
-def test_a_layer_that_keeps_positions_has_no_state_and_the_other_way_round(checkpoint):
+def test_a_layer_that_keeps_positions_has_no_state_and_the_other_way_round(backend, checkpoint):
     """A family's mistake is told by its layer, before numbers come of it."""
 
     class Crossed(Layered):
@@ -71,22 +72,23 @@ def test_a_layer_that_keeps_positions_has_no_state_and_the_other_way_round(check
             return ctx.attend(q, q, q, layer=0, scale=1.0)
 
     with pytest.raises(TypeError, match="layer 0 keeps recurrent state: nothing can be attended to"):
-        LoadedFamily.load(Crossed(), checkpoint).logits([1, 2])
+        loaded_family(Crossed(), checkpoint).logits([1, 2])
 
     class Reversed(Layered):
         def attend(self, ctx, i, x, softcap):
             return ctx.state_scan(lambda state, values: (state, values[0]), (x,), layer=i)
 
     with pytest.raises(TypeError, match="layer 1 keeps positions: it has no recurrent state"):
-        LoadedFamily.load(Reversed(), checkpoint).logits([1, 2])
+        loaded_family(Reversed(), checkpoint).logits([1, 2])
 
 
 @pytest.fixture(scope="module", params=[LAYERS, ("state",), ("full", "state")], ids=" ".join)
-def engines(request):
+def engines(backend, request):
     checkpoint = layered_checkpoint(*request.param)
     return [real_engine(checkpoint, Layered(), slots=9, chunk=chunk) for chunk in (64, 2048)]
 
 
+@pytest.mark.on_jax(most=1)
 @settings(max_examples=8, **PATIENT)
 @given(data=st.data())
 def test_rows_with_state_do_not_know_their_company(engines, data):
@@ -123,6 +125,7 @@ def test_rows_that_join_at_different_steps_ahead(rows, alone):
     rows.check(alone)
 
 
+@pytest.mark.on_jax(most=6)
 @pytest.mark.parametrize("before", range(6))
 @pytest.mark.parametrize("method", ["submit", "read"])
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -139,6 +142,7 @@ def test_an_interrupted_step_leaves_the_state_before_it(monkeypatch, rows, alone
     rows.check(alone)
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("before", range(6))
 def test_an_interrupted_submit_ahead_leaves_the_step_in_flight(monkeypatch, rows, alone, before):
     """The step that never was wrote over the copy that the one in flight had read; that one counts."""
@@ -152,6 +156,7 @@ def test_an_interrupted_submit_ahead_leaves_the_step_in_flight(monkeypatch, rows
     rows.check(alone)
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("before", range(6))
 def test_an_interrupt_with_a_step_ahead_voids_both_copies(monkeypatch, rows, alone, before):
     """The rows that both steps hold lose their KV, and a replay brings them back; a row of one step goes on."""
@@ -171,6 +176,7 @@ def test_an_interrupt_with_a_step_ahead_voids_both_copies(monkeypatch, rows, alo
     rows.check(alone)
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("before", range(6))
 def test_two_interrupts_void_both_copies_too(monkeypatch, rows, alone, before):
     """The step ahead never was, and wrote all the same; then the one in flight is void."""
@@ -198,6 +204,7 @@ def test_an_interrupt_between_the_rows_of_a_step(monkeypatch, rows, alone, nth):
     rows.check(alone)
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("before", range(6))
 @pytest.mark.parametrize("kv_intact", [True, False])
 def test_a_fault_of_another_row_and_a_replay(monkeypatch, rows, alone, before, kv_intact):
@@ -213,9 +220,10 @@ def test_a_fault_of_another_row_and_a_replay(monkeypatch, rows, alone, before, k
     rows.check(alone)
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("ending", range(1, 5))
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_slot_after_an_overrun_is_as_fresh(checkpoint, alone, ending, ahead):
+def test_a_slot_after_an_overrun_is_as_fresh(backend, checkpoint, alone, ending, ahead):
     """Spec E14, V11: one slot. A row ends by a stop id with a step in flight, after an odd and an even number of
     steps; the next row in its slot knows nothing of it."""
     real = real_engine(checkpoint, Layered(), slots=1, chunk=8)
@@ -253,7 +261,7 @@ copies, long ones for rings that wrap."""
 @pytest.mark.parametrize("scene", SCENES)
 @settings(max_examples=12, **PATIENT)
 @given(data=st.data())
-def test_rows_come_to_the_same_end_whatever_happens(scene, data):
+def test_rows_come_to_the_same_end_whatever_happens(backend, scene, data):
     check_scene(*SCENES[scene], data)
 
 

@@ -6,16 +6,16 @@ from company import PATIENT, check_company, company
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_engine import assert_same_bits, real_engine
+from tested_backends import loaded_family
 from tiny_checkpoint import write_tiny_llama
 
-from mlxcel.core.plan import SamplingArrays, StepPlan
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.self_test import seeded_checkpoint
+from mlxcel.testing.family_run import Feed, Place
 from mlxcel_reference_numpy.attention import attend_token
 from mlxcel_reference_numpy.context import ACTIVATIONS
 from mlxcel_reference_numpy.products import row_products
-from mlxcel_reference_numpy.storage import Pages
 
 SHAPES = {
     "tiny": {},
@@ -36,13 +36,17 @@ REAL_LAYER = {
 
 
 @pytest.fixture(scope="module", params=SHAPES)
-def small(request, tmp_path_factory):
-    folder = write_tiny_llama(tmp_path_factory.mktemp("tiny"), **SHAPES[request.param])
-    return real_engine(SafetensorsCheckpoint(folder))
+def small_checkpoint(request, tmp_path_factory):
+    return SafetensorsCheckpoint(write_tiny_llama(tmp_path_factory.mktemp("tiny"), **SHAPES[request.param]))
 
 
 @pytest.fixture(scope="module")
-def real_layer():
+def small(backend, small_checkpoint):
+    return real_engine(small_checkpoint)
+
+
+@pytest.fixture(scope="module")
+def real_layer(backend):
     """One layer of the default model's own shapes, and its head: 49152 x 576."""
     return real_engine(seeded_checkpoint(Llama(), "llama", REAL_LAYER))
 
@@ -83,52 +87,24 @@ def test_real_shapes_in_pieces(real_layer):
         assert_same_bits(whole, real_layer.alone(ids, 2, chunk)[0], f"chunk {chunk}")
 
 
-def prefill_plan(ids, table, pages_of):
-    """A StepPlan that computes every position of `ids` over a page table, and draws at each of them."""
-    count = len(ids)
-    sampling = SamplingArrays((), {"greedy": np.ones(count, bool)})
-    return StepPlan(
-        token_ids=np.asarray(ids, np.int32),
-        positions=np.arange(count, dtype=np.int32),
-        query_start=np.array([0, count], np.int32),
-        seq_lens=np.array([count], np.int32),
-        page_tables=np.asarray([table[: -(-count // pages_of)]], np.int32),
-        slots=np.zeros(1, np.int32),
-        state_copies=np.zeros(1, np.int32),
-        sequence_ids=np.ones(1, np.int64),
-        logits_rows=np.arange(count, dtype=np.int32),
-        draw_rows=np.zeros(count, np.int32),
-        sampling=sampling,
-    )
-
-
-def logits_over_pages(real, ids, page_size, order, fill):
+def logits_over_pages(loaded, ids, page_size, order, fill):
     """Logits [T, V] of a whole prompt over pages of `page_size`, numbered by `order`, that held `fill` before."""
-    backend = real.backend
-    saved = list(backend._running.storage)
-    for layer, kept in enumerate(saved):
-        keys, values = (
-            np.full((len(order), array.shape[1], page_size, array.shape[3]), fill, np.float32)
-            for array in (kept.keys, kept.values)
-        )
-        backend._running.storage[layer] = Pages(keys, values)
-    try:
-        super(type(backend), backend).submit(prefill_plan(ids, order, page_size))
-        return backend.sampler.logits.copy()
-    finally:
-        backend._running.storage[:] = saved
+    steps, place = [[Feed(0, 0, len(ids))]], Place(0, tuple(order))
+    return loaded.run([ids], steps, places=[place], page_size=page_size, context=384, chunk=384, held=fill)[0]
 
 
+@pytest.mark.on_jax(most=10)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 300])
-def test_dense_is_paged_whatever_the_pages_held(small, length):
+def test_dense_is_paged_whatever_the_pages_held(backend, small_checkpoint, length):
     """Spec V4, V6, V8: pages of 16, 64, 128 and one of 384, any numbering, NaN behind the row and in free pages."""
+    loaded = loaded_family(Llama(), small_checkpoint)
     rng = np.random.default_rng(length)
-    ids = rng.integers(0, small.vocab, length)
-    dense = logits_over_pages(small, ids, 384, [0], 0.0)
+    ids = rng.integers(0, loaded.config.vocab_size, length)
+    dense = logits_over_pages(loaded, ids, 384, [0], 0.0)
     assert np.all(np.isfinite(dense))
     for page_size in (16, 64, 128, 384):
         order = rng.permutation(384 // page_size + 3)
-        assert_same_bits(dense, logits_over_pages(small, ids, page_size, order, np.nan), f"pages of {page_size}")
+        assert_same_bits(dense, logits_over_pages(loaded, ids, page_size, order, np.nan), f"pages of {page_size}")
 
 
 @pytest.mark.parametrize("shape", [(576, 1536), (1536, 576), (49152, 576), (2049, 60), (5, 3)])

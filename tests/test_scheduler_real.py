@@ -78,7 +78,7 @@ def opened(engine):
 
 
 @pytest.fixture(scope="module")
-def alone():
+def alone(backend):
     """(ids, logits) by layers and seed: each request on an engine that nobody shares."""
     known = {}
 
@@ -94,6 +94,7 @@ def alone():
     return runs
 
 
+@pytest.mark.on_jax(most=8)
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("arm", ARMS)
 def test_company_storage_cache_preemption_and_order_change_no_bit(layers, arm, alone):
@@ -127,7 +128,7 @@ def test_company_storage_cache_preemption_and_order_change_no_bit(layers, arm, a
     assert (preempted > 0) is (pages is not None)
 
 
-def test_h_f1_h_f3_h_f4_seeded_rows_among_unseeded_ones():
+def test_h_f1_h_f3_h_f4_seeded_rows_among_unseeded_ones(backend):
     """H-F1, H-F3, H-F4: seeds 1, 1, 2, 2 and two of their own, shuffled: each by its own, token 1 included."""
     prompt = ids_of(9).astype(np.int32)
     for order in ((0, 1, 2, 3, 4, 5), (5, 2, 0, 4, 3, 1)):

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_family import Layered, layered_checkpoint, layered_logits
 from real_engine import assert_same_bits, real_engine
+from tested_backends import loaded_family
 
 from mlxcel.core.kv import BLOCK, SlidingKV
 from mlxcel.core.plan import Piece
 from mlxcel.errors import BatchShapeError
-from mlxcel.testing.family_run import Feed, LoadedFamily, pieces_of
+from mlxcel.testing.family_run import Feed, pieces_of
 from mlxcel_reference_numpy.attention import attend_token, attend_window
 
 WINDOWS = (1, 16, 100, 128, 130)
@@ -64,12 +65,13 @@ def test_attention_in_a_window_is_the_formula(window, softcap):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE, err_msg=f"position {position}")
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("length", [40, 290])
-def test_h_l11_a_prompt_longer_than_the_window(window, length):
+def test_h_l11_a_prompt_longer_than_the_window(backend, window, length):
     """Spec V9, V10: one pass and chunks, against the full masked computation; every row sees at least itself."""
     checkpoint = layered_checkpoint(f"window {window}", f"window {window}", "full", softcap=2.0)
-    loaded, ids = LoadedFamily.load(Layered(), checkpoint), ids_of(length)
+    loaded, ids = loaded_family(Layered(), checkpoint), ids_of(length)
     whole = loaded.logits(ids, context=512)
     expected = layered_logits(checkpoint, ids)
     assert np.abs(whole - expected).max() <= LOGITS_TOLERANCE * np.abs(expected).max()
@@ -101,11 +103,12 @@ def test_a_ring_holds_window_piece_and_unwinding_in_whole_blocks(window, chunk, 
 # --- the future ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("chunk", [1, 7, 2048])
 @pytest.mark.parametrize("window", WINDOWS)
-def test_h_l13_logits_do_not_move_when_later_tokens_change(window, chunk):
+def test_h_l13_logits_do_not_move_when_later_tokens_change(backend, window, chunk):
     """Where pieces go round the ring, what a piece writes must not be seen by its earlier tokens."""
-    loaded = LoadedFamily.load(Layered(), layered_checkpoint(f"window {window}", "full"))
+    loaded = loaded_family(Layered(), layered_checkpoint(f"window {window}", "full"))
     ids = ids_of(300)
     usual = fed(loaded, ids, chunk)
     for kept in (130, 257):
@@ -125,7 +128,7 @@ FAMILIES = [
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=" ".join)
-def engines(request):
+def engines(backend, request):
     """One whose pieces are at most 64 tokens, so that its rings wrap, and one whose rings hold all of a row."""
     checkpoint = layered_checkpoint(*request.param)
     return [real_engine(checkpoint, Layered(), slots=6, chunk=chunk) for chunk in (64, 2048)]
@@ -139,6 +142,7 @@ def drawn(engines, data, **bounds):
     check_company(real, case, alone=large)
 
 
+@pytest.mark.on_jax(most=1)
 @settings(max_examples=5, **PATIENT)
 @given(data=st.data())
 def test_rows_with_windows_do_not_know_their_company(engines, data):
@@ -153,6 +157,7 @@ def test_rows_with_windows_do_not_know_their_company_at_length(engines, data):
     drawn(engines, data, rows=6, lengths=(1, 2, 9, 16, 17, 40, 127, 128, 131, 270, 400))
 
 
+@pytest.mark.on_jax(most=1)
 def test_rows_that_decode_round_their_ring(engines):
     """Decoding wraps the ring too: 300 steps beside a row that prefills."""
     small, large = engines
@@ -163,10 +168,10 @@ def test_rows_that_decode_round_their_ring(engines):
     assert output == crowd[0][1]
 
 
-def test_h_l25_short_and_long_rows_beside_each_other():
+def test_h_l25_short_and_long_rows_beside_each_other(backend):
     """Lengths 2 and 9: no NaN anywhere, and rows are what they are alone, whatever the arrays held before."""
     for layers in (("full",), ("window 16", "window 1"), ("state", "full+experts")):
-        loaded = LoadedFamily.load(Layered(), layered_checkpoint(*layers))
+        loaded = loaded_family(Layered(), layered_checkpoint(*layers))
         rows = [ids_of(2), ids_of(9, seed=3)]
         whole = [Feed(0, 0, 2), Feed(1, 0, 9)]
         mixed = [[Feed(1, 0, 4), Feed(0, 0, 1)], [Feed(0, 1, 2), Feed(1, 4, 9)]]
@@ -180,9 +185,10 @@ def test_h_l25_short_and_long_rows_beside_each_other():
 # --- steps that must not count ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("ahead", ["in flight", "never was"])
-def test_a_void_piece_with_another_ahead_leaves_no_hole_in_the_ring(monkeypatch, before, ahead):
+def test_a_void_piece_with_another_ahead_leaves_no_hole_in_the_ring(backend, monkeypatch, before, ahead):
     """Together they are longer than the slack of the ring, and what the row still sees is written over. So too where
     the second one was interrupted itself."""
     checkpoint = layered_checkpoint("window 16", "full")
@@ -245,8 +251,9 @@ class Huge:
         return values
 
 
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("layers", [("full",), ("window 16", "full"), ("state", "window 16", "full+experts")])
-def test_h_l24_a_row_of_huge_weights_ends_and_the_next_one_works(layers):
+def test_h_l24_a_row_of_huge_weights_ends_and_the_next_one_works(backend, layers):
     """Softcap in float32: scores far beyond half precision are capped and finite. A row whose numbers are gone fails
     alone, leaves nothing in its slot, and the pool is empty behind it."""
     checkpoint = Huge(layered_checkpoint(*layers, softcap=30.0), 1e4)
@@ -254,7 +261,7 @@ def test_h_l24_a_row_of_huge_weights_ends_and_the_next_one_works(layers):
     good[good == Huge.POISON] = 0
     bad = np.concatenate([good[:5], [Huge.POISON], good[5:]])
     expected = layered_logits(checkpoint, good)
-    got = LoadedFamily.load(Layered(), checkpoint).logits(good)
+    got = loaded_family(Layered(), checkpoint).logits(good)
     assert np.isfinite(got).all()
     assert np.abs(got - expected).max() <= 1e-3 * np.abs(expected).max()  # a score's float32 error grows with it
     fresh, output = real_engine(checkpoint, Layered(), slots=1).alone(good, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -95,17 +95,12 @@ class LoadedFamily:
             context=context or longest,
             chunk=chunk or max(feed.end - feed.start for feeds in steps for feed in feeds),
         )
-        storage = make_storage(layout)
-        if held:
-            for array in (array for layer in storage for array in layer.arrays):
-                array[...] = held
+        forward = self._start(layout, held)
         found: list[list[np.ndarray]] = [[] for _ in rows]
         turns = [0] * len(rows)
         for feeds in steps:
             plan = _plan(rows, feeds, places, layout.page_size, turns, last_only)
-            ctx = NumpyContext(plan, plan.token_ids, self.weights, storage, layout.context)
-            with np.errstate(all="ignore"):  # what is not finite is found in the logits
-                logits = self.family.forward(ctx, self.config)
+            logits = forward(plan)
             if len(logits) != len(plan.draw_rows):
                 raise AssertionError(
                     f"forward: {len(logits)} rows of logits for {len(plan.draw_rows)} tokens that are wanted"
@@ -116,6 +111,21 @@ class LoadedFamily:
                     found[feed.row].append(part)
                     turns[feed.row] += 1
         return [np.concatenate(parts) for parts in found]
+
+    def _start(self, layout: KVLayout, held: float) -> Callable[[StepPlan], np.ndarray]:
+        """Logits [R, V] of one step after the other, over KV of this layout that holds `held`."""
+        storage = make_storage(layout)
+        if held:
+            for array in (array for layer in storage for array in layer.arrays):
+                array[...] = held
+
+        def forward(plan: StepPlan) -> np.ndarray:
+            ctx = NumpyContext(plan, plan.token_ids, self.weights, storage, layout.context)
+            with np.errstate(all="ignore"):  # what is not finite is found in the logits
+                logits: np.ndarray = self.family.forward(ctx, self.config)
+            return logits
+
+        return forward
 
 
 def pieces_of(row: int, length: int, cuts: Sequence[int] = ()) -> list[Feed]:
