@@ -244,7 +244,6 @@ def test_a_request_that_ended_does_not_wait_for_its_deadline():
     assert seen(older)[0].result.detail == "timeout"
 
 
-
 @pytest.mark.parametrize("when", range(8))
 @pytest.mark.parametrize("store", STORES)
 def test_h_k3_cancel_in_every_phase(store, when):
