@@ -12,8 +12,8 @@ bare (the engine over its own jitted step; launches), scheduler (over the engine
 other shapes), storage (paged against dense), concurrency, fairness (by benchmarks/fairness.py), deterministic (level
 R1), start (from a fresh process to its first token, compiled programs cold and warm). The bandwidth is measured before
 any. A section that fails is recorded with its error and the next one runs; a figure that takes longer than
-FIGURE_SECONDS ends the process. What does not begin within --seconds is left out, and named. The record is written
-after each figure.
+ROW_SECONDS of section_record.py ends the process. What does not begin within --seconds is left out, and named. The
+record is written after each figure.
 
 --cache keeps compiled programs in a folder, for the next run on the same machine. --small runs toys: to see that the
 script works.
@@ -22,14 +22,10 @@ script works.
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import json
-import os
 import statistics
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,9 +33,9 @@ from typing import Any
 import attrs
 import fresh_process
 from random_engines import Bench, Engines, Setup, device_facts, prepare_jax
+from section_record import Rows, SectionRecord
 from served_rounds import crowd_served, served
 
-FIGURE_SECONDS = 200
 TURNS = 8
 """Passes over an array in one call that measures bandwidth."""
 SECTIONS = (
@@ -47,7 +43,6 @@ SECTIONS = (
     "start",
 )
 
-Figures = Iterator[dict[str, Any]]
 Side = tuple[Bench, Callable[[], float]]
 """An engine, and a round of it: seconds a step."""
 
@@ -106,7 +101,7 @@ class Run:
 
     # --- sections -----------------------------------------------------------------------------------------------------
 
-    def bandwidth(self) -> Figures:
+    def bandwidth(self) -> Rows:
         """GB/s of reading, of an elementwise copy, and of the runtime's own copy of an array."""
         import jax
         import jax.numpy as jnp
@@ -132,14 +127,14 @@ class Run:
             self.gb_per_s[name] = statistics.median(rates)
             yield {"what": name, "gb_per_s": self.gb_per_s[name], "gb_per_s_range": _range(rates)}
 
-    def lone(self) -> Figures:
+    def lone(self) -> Rows:
         for shape in self.sizes.long:
             bench = self.lone_engine(shape=shape)
             for keys in (self.sizes.few, self.sizes.many):
                 yield self._step(bench, 1, keys, self._rounds(partial(self._decode, bench, keys)))
             yield self._first_token(bench)
 
-    def bare(self) -> Figures:
+    def bare(self) -> Rows:
         from bare_step import BareStep
 
         bench, few, steps = self.lone_engine(), self.sizes.few, self.sizes.steps
@@ -157,7 +152,7 @@ class Run:
             "launches_a_layer": count / bench.schema.layers, "kinds": kinds,
         }  # fmt: skip
 
-    def scheduler(self) -> Figures:
+    def scheduler(self) -> Rows:
         bench, few, steps = self.lone_engine(), self.sizes.few, self.sizes.steps
         sides: dict[str, Side] = {
             "engine": (bench, partial(self._decode, bench, few)),
@@ -166,7 +161,7 @@ class Run:
         }
         yield from self._compared(sides, few)
 
-    def batch(self) -> Figures:
+    def batch(self) -> Rows:
         for shape in self.sizes.shapes:
             bench, few = self.crowd_engine(shape), self.sizes.few
             if shape not in self.sizes.long:
@@ -174,14 +169,14 @@ class Run:
             for count in self.sizes.batches:
                 yield self._crowd(bench, count)
 
-    def storage(self) -> Figures:
+    def storage(self) -> Rows:
         for shape in self.sizes.long:
             benches = {name: self.lone_engine(shape=shape, storage=name) for name in ("dense", "paged")}
             for keys in (self.sizes.few, self.sizes.many):
                 sides = {name: (bench, partial(self._decode, bench, keys)) for name, bench in benches.items()}
                 yield from self._compared(sides, keys)
 
-    def concurrency(self) -> Figures:
+    def concurrency(self) -> Rows:
         bench = self.crowd_engine(self.sizes.first)
         for count in self.sizes.clients:
             rates = [crowd_served(bench, count, self.sizes.reply) for _ in range(self.sizes.rounds + 1)][1:]
@@ -191,7 +186,7 @@ class Run:
                 "tok_per_s_range": _range(whole), "decoding_tok_per_s": statistics.median(decoding),
             }  # fmt: skip
 
-    def fairness(self) -> Figures:
+    def fairness(self) -> Rows:
         """One long prompt while rows decode."""
         import fairness
 
@@ -207,14 +202,14 @@ class Run:
             medians = {name: statistics.median(figures[name] for figures in each) for name in each[0]}
             yield {"shape": bench.setup.shape, "arm": arm.name, **medians}
 
-    def deterministic(self) -> Figures:
+    def deterministic(self) -> Rows:
         """What R1 costs. XLA:CPU is above it anyway."""
         benches: dict[str, Bench] = {bench.engine.level: bench for bench in map(self._by_promise, (False, True))}
         few = self.sizes.few
         sides: dict[str, Side] = {level: (bench, partial(self._decode, bench, few)) for level, bench in benches.items()}
         yield from self._compared(sides, few)
 
-    def start(self) -> Figures:
+    def start(self) -> Rows:
         self.engines.close()
         with tempfile.TemporaryDirectory() as folder:
             for state in ("cold", "warm"):
@@ -272,7 +267,7 @@ class Run:
             **shares, "mb": size / 1e6,
         }  # fmt: skip
 
-    def _compared(self, sides: Mapping[str, Side], keys: int) -> Figures:
+    def _compared(self, sides: Mapping[str, Side], keys: int) -> Rows:
         """Rounds of all sides in turn; how much longer each takes than the first, round by round."""
         seconds: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(self.sizes.rounds + 1):
@@ -296,49 +291,6 @@ def _mean_step(moments: Sequence[float]) -> float:
     return (moments[-1] - moments[0]) / (len(moments) - 1)
 
 
-def _shown(name: str, value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.1%}" if name.startswith(("of_", "over_")) else f"{value:.4g}"
-    return "…".join(f"{each:.4g}" for each in value) if isinstance(value, list) else str(value)
-
-
-class Record:
-    """What was found so far, in the file after each figure."""
-
-    def __init__(self, facts: Mapping[str, str], file: Path | None, seconds: float) -> None:
-        self.found: dict[str, Any] = {**facts, "left_out": [], "failed": {}, "seconds": {}, "sections": {}}
-        self._file, self._ends = file, time.perf_counter() + seconds
-
-    def take(self, section: str, figures: Figures) -> bool:
-        """All figures of a section, unless the time is over; whether none failed."""
-        began, kept = time.perf_counter(), self.found["sections"].setdefault(section, [])
-        print(f"--- {section}", flush=True)
-        try:
-            while time.perf_counter() < self._ends:
-                faulthandler.dump_traceback_later(FIGURE_SECONDS, exit=True)
-                row = next(figures, None)
-                if row is None:
-                    break
-                kept.append(row)
-                print("  ".join(f"{name} {_shown(name, value)}" for name, value in row.items()), flush=True)
-                self._write()
-            else:
-                self.found["left_out"].append(section)
-                print("the rest is left out: the time is over", flush=True)
-        except Exception as error:
-            traceback.print_exc()
-            self.found["failed"][section] = f"{type(error).__name__}: {error}"
-        faulthandler.cancel_dump_traceback_later()
-        self.found["seconds"][section] = time.perf_counter() - began
-        print(f"    {self.found['seconds'][section]:.1f} s", flush=True)
-        self._write()
-        return section not in self.found["failed"]
-
-    def _write(self) -> None:
-        if self._file is not None:
-            self._file.write_text(json.dumps(self.found, indent=1) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
@@ -353,14 +305,12 @@ def main() -> None:
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     run = Run(SMALL if given.small else Sizes(), given.device, prepare_jax(given.device, given.cache))
-    record = Record(device_facts(given.commit), given.json, given.seconds)
-    print("  ".join(f"{name} {value}" for name, value in record.found.items() if isinstance(value, str)), flush=True)
+    record = SectionRecord(device_facts(given.commit), given.json, given.seconds)
     for section in dict.fromkeys(("bandwidth", *(given.sections or SECTIONS))):
         if not record.take(section, getattr(run, section)()):
             run.engines.close()
     run.engines.close()
-    print(f"failed: {', '.join(record.found['failed']) or 'none'}", flush=True)
-    os._exit(1 if record.found["failed"] else 0)  # threads of a section that failed may be left
+    record.end()
 
 
 if __name__ == "__main__":

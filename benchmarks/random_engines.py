@@ -16,7 +16,8 @@ import attrs
 import numpy as np
 from provenance import machine
 
-from mlxcel.core.backend import BackendSettings, WarmsUp
+from mlxcel.core.backend import BackendSettings
+from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.engine import Engine
 from mlxcel.core.family import ModelFamily, WeightSchema
 from mlxcel.core.kv import KVSpec
@@ -115,9 +116,11 @@ class Bench:
     def ids(self, length: int, seed: int) -> np.ndarray:
         return np.random.default_rng(seed).integers(0, self.vocab, length).astype(np.int32)
 
-    def plan(self, ids: Sequence[int] | np.ndarray, adopted: int = 0, chunk: int | None = None) -> PrefillPlan:
+    def plan(
+        self, ids: Sequence[int] | np.ndarray, adopted: int = 0, *, chunk: int | None = None, draw: bool = True
+    ) -> PrefillPlan:
         planner = ChunkedPlanner(chunk=chunk or self.setup.chunk, level=self.engine.level, caps=self.engine.caps)
-        return planner.build(np.asarray(ids, np.int32), adopted)
+        return planner.build(np.asarray(ids, np.int32), adopted, draw=draw)
 
     def begin(self, ids: Sequence[int] | np.ndarray, *, chunk: int | None = None, **params: Any) -> int:
         """Open a row and run its prompt: its first token is drawn."""
@@ -167,12 +170,10 @@ def open_engine(
     backend: Any,
     *,
     sampler: type[ChainSampler] = ChainSampler,
-    checkpoint: RandomCheckpoint | None = None,
-    pages: int | None = None,
-    warm: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> Bench:
-    """`backend` without a model yet; the engine owns it from now on. `warm` compiles the whole closed set."""
-    family, checkpoint = setup.family, checkpoint or setup.checkpoint()
+    """`backend` without a model yet; the engine owns it from now on."""
+    family, checkpoint = setup.family, setup.checkpoint() if checkpoint is None else checkpoint
     config = family.parse_config(checkpoint)
     backend.load(family, config, checkpoint, NoProgress())
     kv_spec = family.kv_spec(config)
@@ -181,7 +182,6 @@ def open_engine(
         slots=setup.slots,
         context=setup.context,
         page_size=backend.caps.page_sizes[0],
-        pages=pages,
     )
     made: Sampler = sampler(vocab=config.vocab_size)
     engine = Engine(
@@ -192,8 +192,6 @@ def open_engine(
         finish=StandardFinish(stream=lambda spec: Detokeniser(ByteTokenizer()), steps={}),
         settings=EngineSettings(config.vocab_size, setup.context, setup.slots, setup.chunk),
     )
-    if warm and isinstance(backend, WarmsUp):
-        backend.warm_up(NoProgress())
     return Bench(setup, engine, backend, family.schema(config), kv_spec, config.vocab_size)
 
 
