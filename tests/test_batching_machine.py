@@ -72,9 +72,7 @@ class Machine(RuleBasedStateMachine):
         kept=st.lists(st.integers(6, len(PROMPTS) - 1), min_size=1, max_size=3),
     )
     def start(self, model, store, pages, limit, kept):
-        if (
-            tested_backend() != REFERENCE
-        ):  # fewer programs: no model but one that has more than full layers, one size of pool
+        if tested_backend() != REFERENCE:  # fewer programs: models of two kinds of layers, one size of pool
             model, pages = model if model != "full" else "window", FULL + 3
         self.model = model
         self.it = caching(

@@ -27,8 +27,8 @@ class Reports:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_every_layer_is_counted(backend, count):
-    """Spec V24, V25: from what ran, in prompts and behind them. On the oracle that is once for each row, on JAX once for
-    each executable that was launched, which is one for all rows that decode."""
+    """Spec V24, V25: from what ran, in prompts and behind them. On the oracle that is once for each row, on JAX once
+    for each executable that was launched, which is one for all rows that decode."""
     prefix, rows_a_call = ("ref_", 1) if backend == REFERENCE else ("", count)
     one_call = {f"{prefix}{name}": calls for name, calls in CALLS.items()}
     reports = Reports()
