@@ -56,13 +56,15 @@ def closed_sets(logit: Sequence[str], vocab: int) -> tuple[StageSet, ...]:
     narrow = listed(1, vocab)
     scored = (*logit, "raw_logprobs")
     everything = (*logit, *FEATURES, WHEN_USED)
+    # Everything takes several times as long to compile, and its time is not that of sending lists: it has no second width.
+    few = dict.fromkeys((widths[0], *widths[2:-1]))
     sets = (
         StageSet((), 0, None),
         StageSet(USUAL, 0, None),
         *(StageSet((*logit, *draw), width, None) for width in widths[: len(WIDTHS)] for draw in ((), USUAL)),
         StageSet(scored, widths[0], narrow),
         StageSet((*logit, *USUAL, "raw_logprobs"), widths[0], narrow),
-        *(StageSet(everything, width, narrow) for width in dict.fromkeys((widths[0], *widths[2:-1]))),
+        *(StageSet(everything, width, narrow) for width in few),
         StageSet(everything, vocab, vocab),
     )
     return tuple(dict.fromkeys(sets))
@@ -83,7 +85,6 @@ class StageSets:
         self._blank[WHEN_USED] = {**drawing, _EXEMPT: np.full((1, 1), NOBODY, np.int32)}
         self._known = frozenset(name for blank in self._blank.values() for name in blank)
         self._sets = closed_sets([stage.name for stage in own], vocab)
-
         self._idle = functools.lru_cache(maxsize=_KEPT)(self._idle_arrays)
 
     def examples(self, rows: int) -> list[SamplingArrays]:
