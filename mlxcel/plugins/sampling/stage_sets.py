@@ -56,7 +56,7 @@ def closed_sets(logit: Sequence[str], vocab: int) -> tuple[StageSet, ...]:
     narrow = listed(1, vocab)
     scored = (*logit, "raw_logprobs")
     everything = (*logit, *FEATURES, WHEN_USED)
-    # Everything takes several times as long to compile, and its time is not that of sending lists: it has no second width.
+    # Everything takes several times as long to compile, and sending lists is little of its time: no second width.
     few = dict.fromkeys((widths[0], *widths[2:-1]))
     sets = (
         StageSet((), 0, None),
