@@ -74,8 +74,8 @@ class Sizes:
 
 
 SMALL = Sizes(
-    layers=(("llama-3.2-1b", 2), ("qwen3-0.6b", 2)), prompts=(3, 33), steps=4, deterministic=(("llama-3.2-1b", 2),),
-    crowd=10, long=300, chunks=(128, 256), small=True,
+    layers=(("llama-3.2-1b", 1), ("qwen3-0.6b", 2)), prompts=(3, 33), steps=4, same=("llama-3.2-1b", 1),
+    deterministic=(("llama-3.2-1b", 1),), crowd=10, long=300, chunks=(128, 256), small=True,
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ STORES: dict[str, Any] = {"dense": DenseKV, "paged": PagedKV}
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,

@@ -1,0 +1,113 @@
+"""benchmarks/decode.py and benchmarks/gpu_check.py run, over toys on a CPU, and say what they are for."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FACTS = {"device", "driver", "machine", "python", "jax", "jaxlib", "numpy", "commit"}
+
+
+def run(script, tmp_path, *arguments, code=0):
+    """The record of a run. The tree is enough: nothing has to be installed."""
+    file = tmp_path / "record.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--device", "cpu", "--small", "--commit", "abc123"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "typings")])
+    done = subprocess.run(
+        [*command, "--json", str(file), *arguments],
+        env={**os.environ, "PYTHONPATH": paths},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads(file.read_text())
+
+
+def test_decode_states_its_figures_beside_what_bounds_them(tmp_path):
+    found = run("decode.py", tmp_path, "lone", "bare", "scheduler")
+    assert set(found) >= FACTS
+    assert found["commit"] == "abc123"
+    assert not found["failed"]
+    assert not found["left_out"]
+    sections = found["sections"]
+    read = next(row["gb_per_s"] for row in sections["bandwidth"] if row["what"] == "read")
+    few, many, prompt = sections["lone"]
+    assert (few["rows"], few["keys"], many["keys"]) == (1, 40, 150)
+    assert many["mb"] - few["mb"] == pytest.approx(110 * 2 * 2 * 16 * 4 / 1e6)  # keys, K and V, heads, d, float32
+    assert few["gb_per_s"] == pytest.approx(few["mb"] / few["ms"])
+    assert few["of_read"] == pytest.approx(few["gb_per_s"] / read)
+    assert few["tok_per_s"] == pytest.approx(1e3 / few["ms"])
+    assert few["ms_range"][0] <= few["ms"] <= few["ms_range"][1]
+    assert prompt["what"] == "first token of 150"
+    bare, engine, launches = sections["bare"]
+    assert (bare["what"], bare["over_the_first"], engine["what"]) == ("bare step", 0, "engine")
+    assert launches["launches"] == sum(launches["kinds"].values()) > 0
+    assert launches["launches_a_layer"] == launches["launches"]
+    assert [row["what"] for row in sections["scheduler"]] == ["engine", "scheduler"]
+
+
+def test_decode_leaves_out_what_the_time_is_over_for(tmp_path):
+    found = run("decode.py", tmp_path, "--seconds", "0", "lone")
+    assert found["left_out"] == ["bandwidth", "lone"]
+    assert found["sections"] == {"bandwidth": [], "lone": []}
+
+
+@pytest.mark.slow
+def test_decode_runs_every_section(tmp_path):
+    found = run("decode.py", tmp_path)
+    assert not found["failed"]
+    assert [row["requests"] for row in found["sections"]["concurrency"]] == [1, 3]
+    assert [row["rows"] for row in found["sections"]["batch"]] == [2, 9, 1, 2, 9]
+    cold, warm = found["sections"]["start"]
+    assert cold["programs"] == warm["programs"] > 0
+
+
+def test_gpu_check_says_what_it_skips(tmp_path):
+    found = run("gpu_check.py", tmp_path, "nan", "golden")["sections"]
+    (spoilt,) = found["nan"]
+    assert "NaN or +inf in its logits at position 20" in spoilt["said"]
+    assert found["golden"] == [{"skipped": "no --gguf"}]
+
+
+@pytest.mark.slow
+def test_gpu_check_runs_every_section(tmp_path):
+    found = run("gpu_check.py", tmp_path)
+    rows = [row for section in found["sections"].values() for row in section]
+    assert not any(row.get("wrong") for row in rows)
+    ways = {"again", "another slot", "neighbours", "read at once", "paged"}
+    assert {row["way"] for row in found["sections"]["same"]} == ways
+    assert "a prompt cache hit" in {row["way"] for row in found["sections"]["deterministic"]}
+
+
+@pytest.fixture
+def check(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("gpu_check")
+
+
+def test_gpu_check_finds_an_error_above_its_bound(check, monkeypatch):
+    """Float32 sums in another order, held to a bound that is far below one rounding."""
+    monkeypatch.setattr(check, "ROUNDING", {"float32": 1e-9})
+    sizes = attrs.evolve(check.SMALL, layers=(("llama-3.2-1b", 1),), prompts=(3,))
+    (row,) = check.Checks(sizes, check.prepare_jax("cpu"), "cpu", "auto", None).reference()
+    assert row["wrong"]
+    assert row["error"] > row["error_bound"]
+
+
+def test_gpu_check_finds_one_bit(check):
+    logits = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
+    other = logits.copy()
+    other[1, 0] = np.nextafter(np.float32(3), np.float32(4))
+    lone = check.Seen((1, 1), logits)
+    assert check.difference(lone, check.Seen((1, 1), logits.copy())) == ""
+    said = check.difference(lone, check.Seen((1, 1), other))
+    assert said.startswith("1 logits differ, first at step 1: id 0, 3.0 and 3.0000002")
+    assert check.difference(lone, check.Seen((1, 0), logits)) == "ids differ from step 1 on"
