@@ -48,6 +48,19 @@ def test_h_k1_a_preempted_request_has_no_gap_and_no_repeat(backend, kind, cache)
     assert it.all_free()
 
 
+@pytest.mark.parametrize("behind", [40, 52])
+def test_h_k1_pages_before_one_that_a_row_shares_with_the_cache_come_free_too(behind):
+    """C23, X12: two rows compute one beginning at the same time, the first leaves its pages to the cache, and the second
+    shares the page behind them. It is alone then, and must get every page there is."""
+    ids = random_ids(60, seed=9)
+    it = served(store="paged", pages=8, slots=2, context=128, options={"watermark": 0.0})
+    first = it.ask(ids[:behind], max_tokens=1)
+    second = it.ask(ids, max_tokens=68)
+    it.run()
+    assert [said(first)[0], said(second)[0]] == [alone(ids[:behind], max_tokens=1), alone(ids, max_tokens=68)]
+    assert it.all_free()
+
+
 @pytest.mark.on_jax(most=3)
 @pytest.mark.parametrize("ticks", range(38, 44))
 def test_h_k1_pages_that_a_victim_shared_with_the_cache_come_free_too(backend, ticks):

@@ -124,7 +124,9 @@ class KeptPages:
 
     def _evict_oldest(self, cause: Eviction) -> bool:
         """One step: the least recently used page that nobody else holds, or the copy of rings at one that somebody
-        does. False when nothing is left to let go of."""
+        does. Where only ends of chains are left that rows hold too, one that pages of the cache alone stand before: the
+        row computed its beginning twice. False when nothing is left to let go of."""
+        barrier: Node | None = None
         for node in self._index.by_age:
             if node.children:
                 continue
@@ -135,7 +137,12 @@ class KeptPages:
                 self._index.drop_payload(node)
                 self.evictions[cause] += 1
                 return True
-        return False
+            if barrier is None and any(self._kv.holders(each.page) == 1 for each in node.path()):
+                barrier = node
+        if barrier is None:
+            return False
+        self._evict(barrier, cause)
+        return True
 
     def _evict(self, node: Node, cause: Eviction) -> None:
         self._kv.release([self._index.remove(node)])
