@@ -78,6 +78,7 @@ def attend_pages(block, page_tables, lengths):
 
     def attend(q, keys, values):
         group = block.heads // block.kv_heads
+        q = q[:, :, :group].reshape(len(q), block.heads, block.head_dim)
         k, v = (jnp.swapaxes(pool[page_tables], 1, 2) for pool in (keys, values))  # [N, K, P, page_size, d]
         k, v = (jnp.repeat(x.reshape(*x.shape[:2], -1, x.shape[-1]), group, axis=1) for x in (k, v))
         scores = jnp.einsum("nhd,nhpd->nhp", q, k, precision="highest") * block.scale
@@ -180,6 +181,7 @@ def test_published_shapes_have_a_fused_form(name):
         ({"head_dim": 80, "frequencies": (1.0,) * 40}, "80 dims"),
         ({"frequencies": (1.0,) * 16}, "only 32 of 64 dims"),
         ({"kv_heads": 1}, "1 KV heads do not fill tiles of 2"),
+        ({"heads": 6}, "6 heads of 2 KV heads"),
         ({"qk_norm": True}, "normed share a tile"),
         ({"hidden": 576}, "576"),
         ({"ffn": 1600}, "1600"),

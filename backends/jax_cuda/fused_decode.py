@@ -57,9 +57,10 @@ def decode_fused(
     if block is None or not by_kernel(model.layout.spec.layers[0], kv[0], block.heads):
         raise RuntimeError("this launch is not for the fused kernels")
 
-    def attend(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-        mixed = attention.attend(q, keys, values, fields.page_tables, scale=block.scale)
-        return mixed.reshape(len(q), -1)
+    def attend(columns: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        group = block.heads // block.kv_heads
+        mixed = attention.attend_columns(columns, keys, values, group=group, scale=block.scale)
+        return mixed.reshape(len(columns), -1)
 
     positions = fields.positions[:, 0]
     return decode(

@@ -9,7 +9,7 @@ from mlxcel.core.kv import FullKV, LayerKV, SlidingKV
 from mlxcel_jax_cuda.kernels.attention import HALF, HEAD_DIMS, SLOT
 from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, make_schedule
 from mlxcel_jax_cuda.kernels.chunk_attention import chunk_attention
-from mlxcel_jax_cuda.kernels.decode_attention import MOST_COLUMNS, decode_attention
+from mlxcel_jax_cuda.kernels.decode_attention import MOST_COLUMNS, attend_columns, decode_attention
 from mlxcel_jax_cuda.launch import Fields
 
 
@@ -57,6 +57,14 @@ class KernelAttention:
         return chunk_attention(
             q, keys, values, table, first, length, scale=scale, softcap=softcap, window=window, sms=self._sms
         )
+
+    def attend_columns(
+        self, columns: jax.Array, keys: jax.Array, values: jax.Array, *, group: int, scale: float
+    ) -> jax.Array:
+        """One token a row, over every position of a full layer: queries [S, K, N, d] padded as the kernel has them,
+        `group` of the N real -> [S, K, group, d]."""
+        schedule = self._schedule(keys, self._fields.page_tables, 0)
+        return attend_columns(columns, keys, values, schedule, group=group, scale=scale, sms=self._sms)
 
     def _schedule(self, keys: jax.Array, tables: jax.Array, window: int) -> Schedule:
         pages, kv_heads, page_size, _ = keys.shape

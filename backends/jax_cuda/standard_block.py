@@ -23,7 +23,9 @@ from mlxcel_jax_cuda.standard_steps import Carried, LayerWeights, Rows, Steps
 HEAD_DIMS = (64, 128)
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(q [N, H, d], keys and values [pages, K, page_size, d] of a layer) -> [N, H * d], in q's dtype."""
+"""(q [N, K, C, d], keys and values [pages, K, page_size, d] of a layer) -> [N, H * d], in q's dtype.
+
+The H/K heads of a KV head are the first of its C columns, C a multiple of 8; what is in the others is not defined."""
 
 
 @attrs.frozen
@@ -81,8 +83,9 @@ def refusal(block: StandardBlock) -> str | None:
         return f"its heads have {block.head_dim} dims, the kernels know 64 and 128"
     if len(block.frequencies) * 2 != block.head_dim:
         return f"only {len(block.frequencies) * 2} of {block.head_dim} dims of a head are turned"
-    if block.heads % together or block.kv_heads % together:
-        return f"{block.heads} heads and {block.kv_heads} KV heads do not fill tiles of {together}"
+    group = block.heads // block.kv_heads
+    if block.kv_heads % together or (group > 1 and group % together):
+        return f"{block.heads} heads of {block.kv_heads} KV heads do not fill tiles of {together}, a group a tile"
     if block.qk_norm and together != 1:
         return f"heads of {block.head_dim} dims that are normed share a tile"
     for name, (shape, facing) in _rows(block).items():

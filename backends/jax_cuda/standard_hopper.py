@@ -38,7 +38,8 @@ class HopperSteps:
         pools = [pool.reshape(*pool.shape[:3], 2, d // 2) for pool in (keys, values)]
         extra = (*small, *turns, rows.page, rows.place, *pools)
         q, *written = self._stream(layer.qkv, carried.scaled, carried.squares, extra, weight, end, block.eps)
-        return q.reshape(len(q), block.heads, d), written[0].reshape(keys.shape), written[1].reshape(values.shape)
+        queries = q.reshape(*q.shape[:3], d)
+        return queries, written[0].reshape(keys.shape), written[1].reshape(values.shape)
 
     def residual(self, weight: Weight, tiles: jax.Array, x: jax.Array, old: jax.Array, gain: jax.Array) -> Carried:
 

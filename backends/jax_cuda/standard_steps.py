@@ -79,7 +79,8 @@ class Steps(Protocol):
         keys: jax.Array,
         values: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """q [N, H, d], and the layer's pages with k and v of the rows' tokens."""
+        """q [N, K, C, d], the H/K heads of a KV head in the first of its C columns, C a multiple of 8, what is in the
+        others undefined; and the layer's pages with k and v of the rows' tokens."""
         ...
 
     def residual(self, weight: Weight, tiles: jax.Array, x: jax.Array, old: jax.Array, gain: jax.Array) -> Carried:
@@ -121,7 +122,9 @@ class PlainSteps:
         v = v.reshape(len(y), K, d).astype(values.dtype)
         page = jnp.where(rows.page < 0, len(keys), rows.page)
         keys, values = (pool.at[page, :, rows.place].set(x, mode="drop") for pool, x in ((keys, k), (values, v)))
-        return q, keys, values
+        group = H // K
+        columns = jnp.pad(q.reshape(len(q), K, group, d), ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
+        return columns, keys, values
 
     def residual(self, weight: Weight, tiles: jax.Array, x: jax.Array, old: jax.Array, gain: jax.Array) -> Carried:
         new = old + product_reference(tiles, x, weight).T

@@ -76,21 +76,49 @@ def decode_attention(
     no NaN, unused pages too. With a window the pages may be rings. ValueError for shapes that this kernel cannot do.
     """
     check_pages(q, k_pages, v_pages)
-    (S, H, d), K, page_size = q.shape, k_pages.shape[1], k_pages.shape[2]
+    (S, H, d), K = q.shape, k_pages.shape[1]
     group = H // K
+    columns = jnp.pad(q.reshape(S, K, group, d), ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
+    out = attend_columns(
+        columns, k_pages, v_pages, schedule, group=group, scale=scale, softcap=softcap, window=window, sms=sms
+    )
+    return out.reshape(S, H, d)
+
+
+def attend_columns(
+    columns: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    schedule: Schedule,
+    *,
+    group: int,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sms: int = SMS,
+) -> jax.Array:
+    """`decode_attention` of queries that are padded already: columns [S, K, N, d] bf16, N a multiple of 8, of which the
+    first `group` are heads and the others may hold anything. Returns [S, K, group, d] bf16."""
+    S, K, N, d = columns.shape
+    page_size = k_pages.shape[2]
+    check_pages(columns.reshape(S, K * N, d), k_pages, v_pages)
     if group > MOST_COLUMNS:
         raise ValueError(f"{group} heads share a KV head, {MOST_COLUMNS} can: take XLA's form")
+    if k_pages.shape[1] != K or -(-group // 8) * 8 != N:
+        raise ValueError(
+            f"columns are {columns.shape}: for {group} heads of each of {k_pages.shape[1]} KV heads they must be "
+            f"[{S}, {k_pages.shape[1]}, {-(-group // 8) * 8}, {d}]"
+        )
     wanted = FIELDS + BLOCK // min(page_size, SLOT)
     if schedule.work.shape[1] != wanted or schedule.rows.shape != (S, 2):
         raise ValueError(
             f"the schedule has items of {schedule.work.shape[1]} numbers for {schedule.rows.shape[0]} rows: "
             f"{S} rows and pages of {page_size} want {wanted}"
         )
-    columns = jnp.pad(q.reshape(S, K, group, d), ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
     scoring = Scoring(scale, softcap, window)
     parts, stats = _partials(columns, k_pages, v_pages, schedule, scoring=scoring, sms=sms)
     out: jax.Array = _combine(parts, stats, schedule.rows, group=group)
-    return out.reshape(S, H, d)
+    return out
 
 
 @functools.partial(jax.jit, static_argnames=("scoring", "sms"))  # lowered once for all layers

@@ -122,7 +122,7 @@ class Heads:
     halves of a head apart (with `normed`); cos and sin [64, N] float32, one row a pair of dims, repeated for each head
     of a tile; page and place [N] int32, page -1 for a row that is padding; keys and values in place, bf16
     [pages, K, page_size, 2, d/2].
-    Gives q [N, H, 2, d/2] bf16.
+    Gives q [N, K, C, 2, d/2] bf16, the H/K heads of a KV head in the first of its C columns; others stay as they were.
     """
 
     heads: int  # H
@@ -136,13 +136,25 @@ class Heads:
     def in_place(self) -> int:
         return 2
 
+    def __attrs_post_init__(self) -> None:
+        group = self.heads // self.kv_heads
+        if self.heads % self.kv_heads or self.kv_heads % self.together or (group > 1 and group % self.together):
+            raise ValueError(
+                f"{self.heads} heads of {self.kv_heads} KV heads do not fill tiles of {self.together}, a group a tile"
+            )
+
     @property
     def together(self) -> int:
         """Heads of an item."""
         return 2 * TILE // self.head_dim
 
+    @property
+    def query_columns(self) -> int:
+        """C: attention's products have a multiple of 8 columns a KV head."""
+        return -(-self.heads // self.kv_heads // 8) * 8
+
     def out(self, weight: Weight, columns: int) -> list[Any]:
-        return [shaped((columns, self.heads, 2, self.head_dim // 2), jnp.bfloat16)]
+        return [shaped((columns, self.kv_heads, self.query_columns, 2, self.head_dim // 2), jnp.bfloat16)]
 
     def scratch(self, columns: int) -> list[Any]:
         return [plgpu.SMEM((2, columns, self.together, self.head_dim // 2), jnp.bfloat16)]
@@ -179,8 +191,14 @@ class Heads:
 
         @pl.when(head < self.heads)
         def _queries() -> None:
+            group = self.heads // self.kv_heads
+            kv_head, column = lax.div(head, jnp.int32(group)), lax.rem(head, jnp.int32(group))
+            if group == 1:
+                where = out[0].at[:, pl.ds(kv_head, together), 0]
+            else:
+                where = out[0].at[:, kv_head, pl.ds(column, together)]
             for half in (0, 1):
-                plgpu.copy_smem_to_gmem(staged.at[half], out[0].at[:, pl.ds(head, together), half])
+                plgpu.copy_smem_to_gmem(staged.at[half], where.at[:, :, half])
 
         for pages_g, start in ((keys_g, self.heads), (values_g, self.heads + self.kv_heads)):
 
