@@ -50,7 +50,7 @@ def test_h_k1_a_preempted_request_has_no_gap_and_no_repeat(backend, kind, cache)
 
 @pytest.mark.parametrize("behind", [40, 52])
 def test_h_k1_pages_before_one_that_a_row_shares_with_the_cache_come_free_too(behind):
-    """C23, X12: two rows compute one beginning at the same time, the first leaves its pages to the cache, and the second
+    """C23, X12: two rows compute one beginning at a time, the first leaves its pages to the cache, and the second
     shares the page behind them. It is alone then, and must get every page there is."""
     ids = random_ids(60, seed=9)
     it = served(store="paged", pages=8, slots=2, context=128, options={"watermark": 0.0})
