@@ -78,8 +78,11 @@ def chunk(q, k, v, table, start, length, softcap=0.0, window=0):
     return chunk_attention(q, k, v, table, start, length, scale=q.shape[2] ** -0.5, softcap=softcap, window=window)
 
 
-def equal(a, b):
-    return bool(((a == b) & jnp.isfinite(a)).all())
+def compared(a, b):
+    """Equal bits; else the share of values that differ, and the largest difference beside the largest value."""
+    same = (a == b) & jnp.isfinite(a)
+    apart = jnp.abs(a.astype(jnp.float32) - b.astype(jnp.float32)).max() / jnp.abs(b).max().astype(jnp.float32)
+    return {"equal": bool(same.all()), "share": float(1 - same.mean()), "apart": float(apart)}
 
 
 def one_by_one(q, k, v, table, start, length, rows=128, **kind):
@@ -159,7 +162,7 @@ def check_bits(name):
             a,
             one_by_one(q[:512], *rings, jnp.array([1]), start, 500, window=WINDOW),
         )
-    return [{"shape": name, "case": case, "equal": equal(a, b)} for case, (a, b) in found.items()]
+    return [{"shape": name, "case": case, **compared(a, b)} for case, (a, b) in found.items()]
 
 
 def check_odd(name):
@@ -175,7 +178,7 @@ def check_odd(name):
             {
                 "shape": name,
                 "case": f"chunk at {start}, {length} real",
-                "equal": equal(a, b),
+                **compared(a, b),
                 "error": error(a, exact, length),
             }
         )
@@ -325,7 +328,7 @@ def main():
     checks = [row for section in ("bits", "odd") for row in record.get(section, [])]
     if checks:
         print(f"bits equal in {sum(row['equal'] for row in checks)} of {len(checks)} cases")
-        print(*(f"    differs: {row['shape']}, {row['case']}" for row in checks if not row["equal"]), sep="\n")
+        print(*(f"    differs: {row}" for row in checks if not row["equal"]), sep="\n")
 
 
 if __name__ == "__main__":
