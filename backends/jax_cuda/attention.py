@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from mlxcel.core.kv import BLOCK
-from mlxcel_jax_cuda.numerics import TILE
 
 MASKED = -3e38
 """Score of a position that is not seen. Finite, so that no difference of two is NaN."""
@@ -34,29 +33,20 @@ def attend(
     scale: float,
     softcap: float,
     window: int | None,
-    tiled: bool,
+    one_by_one: bool,
 ) -> jax.Array:
     """q [S, W, K, G, dk] of tokens at `positions` int32 [S, W], -1 for padding -> float32 [S, W, K, G, dv].
 
-    Row s sees positions below seq_lens[s]. With `tiled` every tile is TILE tokens, one after the other; else a row is
-    one tile, all at once.
+    Row s sees positions below seq_lens[s]. With `one_by_one` rows run one after the other, each over no more blocks
+    than it has; else all at once.
     """
-    S, W, *heads = q.shape
-    size = TILE if tiled else W
-    filled = -W % size
-    if filled:
-        q = jnp.pad(q, ((0, 0), (0, filled), (0, 0), (0, 0), (0, 0)))
-        positions = jnp.pad(positions, ((0, 0), (0, filled)), constant_values=-1)
-    tiles = (W + filled) // size
-    rows = jnp.repeat(jnp.arange(S, dtype=jnp.int32), tiles)
 
     def tile(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         row, queries, at = args
         return _tile(queries, at, seq_lens[row], lambda n: fetch(row, n), scale=scale, softcap=softcap, window=window)
 
-    args = (rows, q.reshape(S * tiles, size, *heads), positions.reshape(S * tiles, size))
-    mixed = lax.map(tile, args) if tiled else jax.vmap(lambda *each: tile(each))(*args)
-    return mixed.reshape(S, W + filled, *mixed.shape[2:])[:, :W]
+    args = (jnp.arange(q.shape[0], dtype=jnp.int32), q, positions)
+    return lax.map(tile, args) if one_by_one else jax.vmap(lambda *each: tile(each))(*args)
 
 
 def _tile(

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mlxcel.core.family import ScanStep
 from mlxcel.core.kv import RecurrentKV, SlidingKV
@@ -40,13 +41,22 @@ class JaxContext:
 
     xp: Any = jnp
 
-    def __init__(self, model: Model, fields: Fields, token_ids: jax.Array, weights: Sequence[jax.Array], kv: Any):
-        """token_ids: int32 [T], every carry filled in."""
+    def __init__(
+        self,
+        model: Model,
+        fields: Fields,
+        token_ids: jax.Array,
+        weights: Sequence[jax.Array],
+        kv: Any,
+        wanted: jax.Array | None = None,
+    ) -> None:
+        """token_ids: int32 [T], every carry filled in. `wanted`: bool, whether anybody reads the logits; else they are
+        zeros."""
         self._model, self._fields, self._token_ids = model, fields, token_ids
         self._weights = weights
         self._linear, self._plain = dict(model.index.linear), dict(model.index.plain)
         self._places = places(model.layout)
-        self._tokens = jnp.sum(fields.positions >= 0)  # padding stands behind them
+        self._wanted = wanted
         self._turns: dict[bytes, tuple[jax.Array, jax.Array]] = {}
         self._facing: tuple[jax.Array, Linear, tuple[jax.Array, ...]] | None = None
         self._kernels = KernelAttention(fields, model.numerics.hopper)
@@ -105,8 +115,7 @@ class JaxContext:
                 dtype = jnp.float32
             y = row_product(matrix, x, linear.packed, dtype=dtype, sms=self._model.numerics.hopper)
         else:
-            count = self._tokens if x.shape[0] == self._token_ids.shape[0] else None
-            y = row_products(matrix, x, self._model.numerics, count)
+            y = row_products(matrix, x)
         return y if linear.bias is None else y + self._weights[linear.bias]
 
     def rope(self, x: jax.Array, frequencies: np.ndarray, *, scale: float = 1.0) -> jax.Array:
@@ -143,7 +152,7 @@ class JaxContext:
             scale=scale,
             softcap=softcap,
             window=window,
-            tiled=self._model.numerics.tiled,
+            one_by_one=self._model.numerics.tiled,
         )
         return mixed.reshape(rows * width, -1).astype(self._compute)
 
@@ -195,7 +204,11 @@ class JaxContext:
         return x[self._fields.logits_rows]
 
     def unembed(self, x: jax.Array, weight: str = "unembed") -> jax.Array:
-        return self._product(x, self._linear[weight, 0], jnp.float32)
+        linear = self._linear[weight, 0]
+        if self._wanted is None:
+            return self._product(x, linear, jnp.float32)
+        nothing = jnp.zeros((x.shape[0], *linear.sizes), jnp.float32)
+        return lax.cond(self._wanted, lambda: self._product(x, linear, jnp.float32), lambda: nothing)
 
     @property
     def _compute(self) -> Any:

@@ -45,11 +45,11 @@ def mixture(
 
     def add_expert(total: jax.Array, expert: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         number, gate, up, down = expert
-        hidden = gated(row_products(gate, x, numerics), row_products(up, x, numerics))
+        hidden = gated(row_products(gate, x), row_products(up, x))
         mine = chosen == number
         share = jnp.max(jnp.where(mine, shares, 0), axis=-1, keepdims=True)
         used = jnp.any(mine, axis=-1, keepdims=True)
-        return jnp.where(used, total + share * row_products(down, hidden, numerics), total), None
+        return jnp.where(used, total + share * row_products(down, hidden), total), None
 
     numbers = jnp.arange(weights[0].shape[0])
     total, _ = lax.scan(add_expert, jnp.zeros(x.shape, jnp.float32), (numbers, *weights))

@@ -19,6 +19,7 @@ from mlxcel_jax_cuda.launch import Shape, unpack
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.standard_block import BlockWeights, Launching
 from mlxcel_jax_cuda.storage import Leaves
+from mlxcel_jax_cuda.tiles import forward_by_tiles
 
 
 class Arrays(NamedTuple):
@@ -37,6 +38,8 @@ def _forward(
     token_ids = jnp.where(fields.token_ids == CARRY, own, fields.token_ids).reshape(-1)
     if weights.block is not None and runs_fused(model, shape):
         return decode_fused(model, fields, token_ids, weights.block, kv)
+    if model.numerics.tiled:
+        return forward_by_tiles(model, shape, fields, token_ids, weights.leaves, kv)
     context = JaxContext(model, fields, token_ids, weights.leaves, kv)
     logits = model.family.forward(context, model.config)
     return tuple(context.kv), logits.astype(jnp.float32)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from mlxcel.core.backend import Level
 
 TILE = 8
-"""Tokens of a product at level R2 on XLA:CPU, where a row's bits do not depend on its place in so many rows."""
+"""Tokens that run together on XLA:CPU, where a row's bits do not depend on its place among so many."""
 
 
 @attrs.frozen
@@ -24,7 +24,7 @@ class Numerics:
 
     @property
     def tiled(self) -> bool:
-        """Whether every product and every row of attention runs in a loop over tiles of one shape."""
+        """Whether a launch runs in a loop over tiles of eight tokens (tiles.py)."""
         return self.platform == "cpu"
 
     @property

@@ -1,0 +1,74 @@
+"""A forward on XLA:CPU: the whole model over eight tokens, and a loop over all tokens of a launch.
+
+The loop's body is one program over tokens that are rows of their own, each with its position, slot and page table: the
+same program in every launch, be it many rows that decode or a piece of any width. So a token gets the same bits in all
+of them by construction, in whatever way XLA fuses and orders what is inside (level R2).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mlxcel_jax_cuda.context import JaxContext
+from mlxcel_jax_cuda.launch import Fields, Shape
+from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.numerics import TILE
+from mlxcel_jax_cuda.storage import Leaves
+
+
+def forward_by_tiles(
+    model: Model, shape: Shape, fields: Fields, token_ids: jax.Array, weights: Leaves, kv: Leaves
+) -> tuple[Leaves, jax.Array]:
+    """As the forward of a launch: the KV as it leaves it, and logits float32 [R, V]. token_ids int32 [T].
+
+    Tokens of a piece run behind one another: each finds the KV and the state of those before it, and of those beside it
+    in its own tile, which are written before any of them attends.
+    """
+    places = _places(fields.logits_rows, shape)
+    rows = _as_rows(fields, shape)
+    count = jnp.sum(rows.positions >= 0)  # padding stands behind them
+
+    def tile(number: jax.Array, carried: tuple[Leaves, jax.Array]) -> tuple[Leaves, jax.Array]:
+        kv, logits = carried
+        own = jax.tree.map(lambda values: lax.dynamic_slice_in_dim(values, number * TILE, TILE), (rows, token_ids))
+        wanted = lax.dynamic_slice_in_dim(places, number * TILE, TILE)
+        context = JaxContext(model, *own, weights, kv, wanted=jnp.any(wanted < shape.logits))
+        found = model.family.forward(context, model.config).astype(jnp.float32)
+        return tuple(context.kv), logits.at[wanted].set(found, mode="drop")
+
+    logits = jnp.zeros((shape.logits, model.config.vocab_size), jnp.float32)
+    kv, logits = lax.fori_loop(0, (count + TILE - 1) // TILE, tile, (kv, logits))
+    return kv, logits
+
+
+def _places(logits_rows: jax.Array, shape: Shape) -> jax.Array:
+    """int32 [T]: the place among the R of each token's logits, R where nobody wants them. Places behind the last one
+    that is wanted name token 0, which only the first can mean."""
+    order = jnp.arange(shape.logits, dtype=jnp.int32)
+    meant = jnp.where((logits_rows == 0) & (order > 0), shape.tokens, logits_rows)
+    return jnp.full(shape.tokens, shape.logits, jnp.int32).at[meant].set(order, mode="drop")
+
+
+def _as_rows(fields: Fields, shape: Shape) -> Fields:
+    """Every token as a row of its own, [T, 1]. The first of a row begins with the copy of the state that the row began
+    with, the others with the one that is written. `logits_rows` are those of a tile: all."""
+    width = shape.width
+
+    def each(values: jax.Array) -> jax.Array:
+        return jnp.repeat(values, width, axis=0)
+
+    positions = fields.positions.reshape(-1, 1)
+    first = jnp.arange(shape.tokens, dtype=jnp.int32) % width == 0
+    writes = each(fields.state_writes)
+    return Fields(
+        token_ids=fields.token_ids.reshape(-1, 1),
+        positions=positions,
+        seq_lens=positions[:, 0] + 1,
+        slots=each(fields.slots),
+        state_reads=jnp.where(first, each(fields.state_reads), writes),
+        state_writes=writes,
+        logits_rows=jnp.arange(shape.tokens, dtype=jnp.int32) % TILE,
+        page_tables=each(fields.page_tables),
+    )
