@@ -29,7 +29,7 @@ from jax import lax
 from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda import standard_block
 from mlxcel_jax_cuda.kernels import row_products_sweep
-from mlxcel_jax_cuda.kernels.row_products import columns_for, gated_product, row_product
+from mlxcel_jax_cuda.kernels.row_products import columns_for, gated_product, gated_reference, row_product
 from mlxcel_jax_cuda.kernels.row_products_sweep import WEIGHTS, draw, timed
 from mlxcel_jax_cuda.kernels.row_products_weight import product_reference
 from mlxcel_jax_cuda.standard_block import BlockWeights, Launching, Shapes
@@ -141,10 +141,7 @@ def check_bits(shape: str, name: str) -> dict[str, Any]:
         cases += 1
         if not bool(((y == alone[rows[:count]]) & jnp.isfinite(y)).all()):
             wrong.append(f"T={count} N={columns}")
-    exact = product_reference(tiles, x[:64], weight)
-    if gated:
-        gate, up = jnp.split(exact, 2, axis=1)
-        exact = jax.nn.silu(gate) * up
+    exact = (gated_reference if gated else product_reference)(tiles, x[:64], weight)
     return {"shape": shape, "weight": name, "companies": cases, "differ": wrong, "error": error(alone, exact)}
 
 

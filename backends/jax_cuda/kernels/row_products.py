@@ -58,17 +58,19 @@ def gated_product(
         raise ValueError(f"the gates of {weight} must face their ups: facing {weight.rows // 2}")
     padded, count = _padded(x, weight, columns)
     if count in row_products_stream.COLUMNS:
-        (h,) = stream(tiles, padded, weight=weight, end=Gate(), sms=sms)
+        (hidden,) = stream(tiles, padded, weight=weight, end=Gate(), sms=sms)
     else:
-        h = tiled(tiles, padded, weight=weight, columns=count, gate=True, sms=sms)
-    return h[: len(x)]
+        hidden = tiled(tiles, padded, weight=weight, columns=count, gate=True, sms=sms)
+    real: jax.Array = hidden[: len(x)]
+    return real
 
 
 @functools.partial(jax.jit, static_argnames=("weight",))
 def gated_reference(tiles: jax.Array, x: jax.Array, weight: Weight) -> jax.Array:
     """`gated_product` by jnp, in float32."""
     gate, up = jnp.split(product_reference(tiles, x, weight), 2, axis=1)
-    return jax.nn.silu(gate) * up
+    hidden: jax.Array = jax.nn.silu(gate) * up
+    return hidden
 
 
 def _padded(x: jax.Array, weight: Weight, columns: int | None) -> tuple[jax.Array, int]:

@@ -22,6 +22,8 @@ from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 COLUMNS = (8, 16, 32)
 MOST_SLOTS, FEWEST_SLOTS = 13, 5
 SLOT_BYTES = STEP * TILE * 2
+LOADED = 128
+"""Registers of a thread for values that are loaded together."""
 
 
 def ring(weight: Weight, columns: int) -> tuple[int, bool]:
@@ -35,9 +37,20 @@ def ring(weight: Weight, columns: int) -> tuple[int, bool]:
 
 
 def inverse_rms(squares_g: Any, depth: int, eps: float) -> jax.Array:
-    """squares_g [D/64, N] float32 -> [N]: the partial sums of squares in index order."""
-    layout = WGMMA.reduce(0)
-    total = functools.reduce(jnp.add, [load(squares_g.at[i], layout) for i in range(depth // TILE)])
+    """squares_g [D/64, N] float32 -> [N]: the partial sums of squares in index order.
+
+    As many are loaded at a time as registers hold: each thread has N/4 values of a partial sum.
+    """
+    (count, columns), layout = squares_g.shape, WGMMA.reduce(0)
+    most = LOADED * 4 // columns
+    together = next(size for size in range(min(count, most), 0, -1) if count % size == 0)
+
+    def add(i: Any, total: jax.Array) -> jax.Array:
+        loaded = [load(squares_g.at[i * together + j], layout) for j in range(together)]
+        return functools.reduce(jnp.add, loaded, total)
+
+    none = plgpu.layout_cast(jnp.zeros((columns,), jnp.float32), layout)
+    total = lax.fori_loop(0, count // together, add, none)
     return lax.rsqrt(total / depth + eps)
 
 
