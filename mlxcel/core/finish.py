@@ -22,7 +22,7 @@ class Ending:
     detail: Any = None
 
 
-@attrs.frozen(slots=False)  # made for each token: without slots that is twice as fast
+@attrs.frozen(slots=False)  # made for each token: without slots that takes two thirds of the time
 class Released:
     """Text that a client may see, final. `text` is the reply's content, `reasoning` what was split off it."""
 
