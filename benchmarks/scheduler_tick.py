@@ -24,11 +24,16 @@ import attrs
 import numpy as np
 from provenance import provenance
 
+from mlxcel.core.backend import Backend
+from mlxcel.core.finish import Finish
+from mlxcel.core.kv import KVStore
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.reply import Reply
 from mlxcel.core.request import Request, SequenceSpec
+from mlxcel.core.sampling import Sampler
 from mlxcel.core.scheduler import Scheduler
 from mlxcel.core.scheduler_settings import SchedulerSettings
+from mlxcel.plugins.finish.reply_text import TextStream
 from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.plugins.prefill.chunked import ChunkedPlanner
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
@@ -50,10 +55,20 @@ class Faultless(FaultPlan):
     def __init__(self) -> None:
         super().__init__(())
 
-    def _itself(self, part: Any) -> Any:
-        return part
+    def backend(self, backend: Backend) -> Backend:
+        return backend
 
-    backend = kv = sampler = finish = stream = _itself
+    def kv(self, kv: KVStore) -> KVStore:
+        return kv
+
+    def sampler(self, sampler: Sampler) -> Sampler:
+        return sampler
+
+    def finish(self, finish: Finish) -> Finish:
+        return finish
+
+    def stream(self, factory: Callable[[SequenceSpec], TextStream]) -> Callable[[SequenceSpec], TextStream]:
+        return factory
 
 
 class Meter:
