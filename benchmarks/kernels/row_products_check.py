@@ -28,10 +28,12 @@ from jax import lax
 
 from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda import standard_block
+from mlxcel_jax_cuda.kernel_attention import KernelAttention
 from mlxcel_jax_cuda.kernels import row_products_sweep
 from mlxcel_jax_cuda.kernels.row_products import columns_for, gated_product, gated_reference, row_product
 from mlxcel_jax_cuda.kernels.row_products_sweep import WEIGHTS, draw, timed
 from mlxcel_jax_cuda.kernels.row_products_weight import product_reference
+from mlxcel_jax_cuda.launch import Fields
 from mlxcel_jax_cuda.standard_block import BlockWeights, Launching, Shapes
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
 from mlxcel_jax_cuda.standard_steps import Carried, LayerWeights, PlainSteps
@@ -176,15 +178,24 @@ def mix_own(block: StandardBlock, positions: jax.Array, tables: jax.Array) -> st
     return attend
 
 
-def runner(block: StandardBlock, steps: Any, stand_in: bool = False, options: dict[str, str] | None = None) -> Any:
-    """A jitted decode: (pools, weights, ids, positions, tables) -> (pools, logits)."""
-    shapes = Shapes.of(block)
+def runner(block: StandardBlock, steps: Any, attention: str = "own", options: dict[str, str] | None = None) -> Any:
+    """A jitted decode: (pools, weights, ids, positions, tables) -> (pools, logits). Attention is "own", see `mix_own`,
+    "constant" (nothing is launched), or by "kernels"."""
+    shapes, group = Shapes.of(block), block.heads // block.kv_heads
 
     def call(pools: Any, weights: BlockWeights, ids: jax.Array, positions: jax.Array, tables: jax.Array) -> Any:
         def constant(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-            return jnp.ones((len(q), block.heads * block.head_dim), q.dtype)  # made once a step: no launch a layer
+            return jnp.ones((len(q), block.heads * block.head_dim), q.dtype)
 
-        attend = constant if stand_in else mix_own(block, positions, tables)
+        lens = positions + 1
+        fields = Fields(ids[:, None], positions[:, None], lens, lens, lens, lens, lens, tables)
+        kernels = KernelAttention(fields, jax.devices()[0].core_count)
+
+        def by_kernels(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+            mixed = kernels.attend_columns(q, keys, values, group=group, scale=block.scale)
+            return mixed.reshape(len(q), -1)
+
+        attend = {"constant": constant, "kernels": by_kernels, "own": mix_own(block, positions, tables)}[attention]
         return standard_block.decode(block, shapes, steps, weights, pools, ids, positions, tables, attend)
 
     return jax.jit(call, donate_argnums=0, compiler_options=options)
@@ -290,12 +301,14 @@ def launches(compiled: Any) -> int:
 
 
 def time_decode(name: str) -> list[dict[str, Any]]:
-    """Microseconds of a whole step and of a layer, with nothing in the place of attention; host work included."""
+    """Microseconds of a whole step and of a layer, host work included: with nothing in the place of attention, and with
+    attention over up to 512 keys."""
     block, found = BLOCKS[name], []
     weights, steps = random_weights(block), HopperSteps(jax.devices()[0].core_count)
     shapes = Shapes.of(block)
     layer_bytes = sum(w.bytes for w in (shapes.qkv, shapes.o, shapes.gate_up, shapes.down))
-    for count, early in ((8, True), (8, False), (32, True)):
+    forms = [(8, True, "constant"), (8, False, "constant"), (32, True, "constant")]
+    for count, early, attention in (*forms, (8, True, "kernels"), (8, False, "kernels")):
         placed = place_rows(block, np.arange(count), count, 1)
         arguments = [jnp.asarray(placed[key]) for key in ("ids", "positions", "tables")]
         took, kernels = {}, {}
@@ -303,7 +316,7 @@ def time_decode(name: str) -> list[dict[str, Any]]:
             part = attrs.evolve(block, layers=layers)
             few, pools = weights._replace(layers=weights.layers[:layers]), pools_of(part)
             options = Launching(early).compiler_options
-            run = runner(part, steps, stand_in=True, options=options).lower(pools, few, *arguments).compile()
+            run = runner(part, steps, attention, options).lower(pools, few, *arguments).compile()
             kernels[layers], seconds = launches(run), []
             for _ in range(6):
                 start = time.perf_counter()
@@ -313,7 +326,8 @@ def time_decode(name: str) -> list[dict[str, Any]]:
                 seconds.append((time.perf_counter() - start) / 30)
             took[layers] = statistics.median(seconds[1:]) * 1e6
         a_layer = (took[block.layers] - took[2]) / (block.layers - 2)
-        row = {"shape": name, "N": count, "early": early, "us_a_step": took[block.layers], "us_a_layer": a_layer}
+        row = {"shape": name, "N": count, "early": early, "attention": attention}
+        row |= {"us_a_step": took[block.layers], "us_a_layer": a_layer}
         if early:  # in captured graphs they cannot be counted
             row["launches_a_layer"] = (kernels[block.layers] - kernels[2]) / (block.layers - 2)
         found.append({**row, "tb_per_s": layer_bytes / a_layer / 1e6})
@@ -370,7 +384,7 @@ def main() -> None:
     for row in record.get("decode", []):
         how, share = "early" if row["early"] else "graphs", row["tb_per_s"] / record["tb_per_s"]["read"]
         print(
-            f"{row['shape']:14} N={row['N']:<3} {how:7} {row['us_a_step']:8.1f} us a step"
+            f"{row['shape']:14} N={row['N']:<3} {how:6} {row['attention']:8} {row['us_a_step']:8.1f} us a step"
             f" {row['us_a_layer']:7.1f} us a layer {row['tb_per_s']:5.2f} TB/s {share:4.0%} of read"
         )
 
