@@ -88,7 +88,7 @@ def test_h_h5_max_tokens_0_with_scores_runs_the_score_alone():
         assert it.backend.steps == before
 
 
-def test_a_reply_does_not_know_that_its_prompt_was_scored(tmp_path):
+def test_a_reply_does_not_know_that_its_prompt_was_scored(backend, tmp_path):
     """H-H8: the same ids and log-probabilities; those of the prompt are the engine's own scores, however it is run."""
     real = real_engine(SafetensorsCheckpoint(write_tiny_llama(tmp_path)), slots=1)
     ids = np.random.default_rng(2).integers(0, real.vocab, 40).astype(np.int32)

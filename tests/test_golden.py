@@ -1,5 +1,6 @@
 """Real checkpoints against an independent implementation's greedy streams (tests/data/golden/*.json)."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -40,40 +41,50 @@ def cases():
 
 
 @pytest.fixture(scope="module")
-def loaded(request):
-    """model -> (engine, backend, tokenizer, template), each loaded once, when a case first asks for it."""
+def opened(request):
+    """model -> (checkpoint, family, tokenizer), each opened once, when a case first asks for it."""
     fixtures = {"smollm2-135m": ("smollm2_path", Llama), "gemma3-270m": ("gemma3_path", Gemma3)}
-    made = {}
 
+    @functools.cache
+    def open_once(model):
+        fixture, family = fixtures[model]
+        checkpoint = GgufCheckpoint(request.getfixturevalue(fixture))
+        request.addfinalizer(checkpoint.close)
+        return checkpoint, family(), load(checkpoint)
+
+    return open_once
+
+
+@pytest.fixture(scope="module")
+def loaded(backend, request, opened):
+    """model -> (engine, tokenizer), each loaded once on a backend, when a case first asks for it."""
+
+    @functools.cache
     def load_once(model):
-        if model not in made:
-            fixture, family = fixtures[model]
-            checkpoint = GgufCheckpoint(request.getfixturevalue(fixture))
-            tokenizer = load(checkpoint)
-            real = real_engine(checkpoint, family(), slots=1, tokenizer=tokenizer)
-            request.addfinalizer(checkpoint.close)
-            request.addfinalizer(real.engine.shutdown)
-            made[model] = real.engine, real.backend, tokenizer, select_template(checkpoint)
-        return made[model]
+        checkpoint, family, tokenizer = opened(model)
+        engine = real_engine(checkpoint, family, slots=1, tokenizer=tokenizer).engine
+        request.addfinalizer(engine.shutdown)
+        return engine, tokenizer
 
     return load_once
 
 
 @pytest.mark.parametrize(("model", "case"), cases())
-def test_prompt_ids_are_the_golden_ones(loaded, model, case):
-    _engine, _backend, tokenizer, template = loaded(model)
+def test_prompt_ids_are_the_golden_ones(opened, model, case):
+    checkpoint, _family, tokenizer = opened(model)
     prompt = PROMPTS[case["id"]]
     if "messages" in prompt:
-        ids = encode_chat(tokenizer, template, prompt["messages"], now=0).ids
+        ids = encode_chat(tokenizer, select_template(checkpoint), prompt["messages"], now=0).ids
     else:
         ids = encode_raw(tokenizer, prompt["prompt"]).ids
     assert list(ids) == case["prompt_ids"]
 
 
+@pytest.mark.on_jax(most=3)
 @pytest.mark.parametrize(("model", "case"), cases())
 def test_greedy_streams_are_the_golden_ones(loaded, model, case):
     """docs/spec/clients.md 1.10, test 5; H-L21: forgetting to un-permute q and k would give fluent nonsense."""
-    engine, backend, tokenizer, _template = loaded(model)
+    engine, tokenizer = loaded(model)
     golden, gaps = case["greedy_ids"], case["top2_gap"]
     end = next((place for place, token in enumerate(golden) if token in tokenizer.eos_ids), len(golden))
     spec = SequenceSpec(
@@ -82,7 +93,7 @@ def test_greedy_streams_are_the_golden_ones(loaded, model, case):
         SamplingParams(temperature=0, seed=0, max_tokens=len(golden), logprobs=5),
         tokenizer.eos_ids,
     )
-    planner = ChunkedPlanner(chunk=2048, level=engine.level, caps=backend.caps)
+    planner = ChunkedPlanner(chunk=2048, level=engine.level, caps=engine.caps)
     result = generate(engine, spec, planner=planner)
     decided = next((place for place, gap in enumerate(gaps) if gap < DECISIVE_GAP), len(golden))
     assert list(result.token_ids[:decided]) == golden[: min(end, decided)]
@@ -96,10 +107,11 @@ def test_greedy_streams_are_the_golden_ones(loaded, model, case):
             assert mine[token] == pytest.approx(value, abs=LOGPROB_TOLERANCES[model])
 
 
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize(("model", "case"), cases())
 def test_h_h1_h_h5_scores_are_the_golden_ones(loaded, model, case):
     """H-H1 and H-H5: of the reply's first tokens, given as part of the prompt. No gap of two ids matters here."""
-    engine, *_ = loaded(model)
+    engine, _tokenizer = loaded(model)
     theirs = case["top5_logprobs"]
     ids = np.array([*case["prompt_ids"], *case["greedy_ids"][: len(theirs)]], np.int32)
     found = engine.score(ids, len(case["prompt_ids"]) - 1, 5)

@@ -29,7 +29,7 @@ STEPS = 14
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
+def engine(backend, tmp_path_factory):
     folder = write_tiny_llama(tmp_path_factory.mktemp("ahead") / "tiny")
     with real_engine(SafetensorsCheckpoint(folder)).engine as engine:
         yield engine

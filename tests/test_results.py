@@ -76,8 +76,8 @@ def test_h_b2_streamed_and_whole_are_one_reply():
         assert bytes(result.token_ids) == b"before the very long stop sequence"
 
 
-def test_h_b8_a_stop_string_of_several_tokens_on_every_backend(tmp_path):
-    """The same ids from NumPy and from a script end at the same place."""
+def test_h_b8_a_stop_string_of_several_tokens_on_every_backend(backend, tmp_path):
+    """The same ids from a model and from a script end at the same place."""
     checkpoint = SafetensorsCheckpoint(write_tiny_llama(tmp_path / "tiny"))
     pieces = [f"<{number}>" for number in range(320)]
     tokenizer = PieceTokenizer(pieces)

@@ -208,7 +208,8 @@ class JaxContext:
         if self._wanted is None:
             return self._product(x, linear, jnp.float32)
         nothing = jnp.zeros((x.shape[0], *linear.sizes), jnp.float32)
-        return lax.cond(self._wanted, lambda: self._product(x, linear, jnp.float32), lambda: nothing)
+        logits: jax.Array = lax.cond(self._wanted, lambda: self._product(x, linear, jnp.float32), lambda: nothing)
+        return logits
 
     @property
     def _compute(self) -> Any:

@@ -32,9 +32,14 @@ def forward_by_tiles(
 
     def tile(number: jax.Array, carried: tuple[Leaves, jax.Array]) -> tuple[Leaves, jax.Array]:
         kv, logits = carried
-        own = jax.tree.map(lambda values: lax.dynamic_slice_in_dim(values, number * TILE, TILE), (rows, token_ids))
-        wanted = lax.dynamic_slice_in_dim(places, number * TILE, TILE)
-        context = JaxContext(model, *own, weights, kv, wanted=jnp.any(wanted < shape.logits))
+
+        def own(values: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(values, number * TILE, TILE)
+
+        wanted = own(places)
+        context = JaxContext(
+            model, Fields(*map(own, rows)), own(token_ids), weights, kv, wanted=jnp.any(wanted < shape.logits)
+        )
         found = model.family.forward(context, model.config).astype(jnp.float32)
         return tuple(context.kv), logits.at[wanted].set(found, mode="drop")
 
