@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scheduler_rows import bench, seen
+from scheduler_rows import alone, bench, seen
 
 LEVELS = [("R2", True), ("R1", False), ("R0", True), ("R0", False)]
 MU = {"temperature": 1.0, "mirostat": 2, "seed": 7}
@@ -176,3 +176,40 @@ def test_admission_wants_pages_for_the_first_piece_and_no_more():
         assert (it.scheduler.stats().rows_busy == 2) is begins
         it.run()
         assert it.all_free()
+
+
+def test_a_piece_that_must_wait_anyway_preempts_nobody():
+    """C3, C21, C22: what the later rows hold would not be enough for it. They go on, and are not put out turn after
+    turn."""
+    it = bench(store="paged", pages=8, slots=3, context=128, chunk=64, busy=64, options={"watermark": 0.0})
+    first = it.ask("first", b"f" * 16, max_tokens=100)
+    it.scheduler.tick()
+    waits = it.ask("waits", b"w" * 100, max_tokens=5)
+    for _ in range(3):
+        it.scheduler.tick()
+    small = it.ask("small", b"s" * 3, max_tokens=5)
+    for _ in range(8):
+        it.scheduler.tick()
+    assert small.over
+    assert it.scheduler.stats().preemptions_total.total() == 0
+    it.run()
+    for reply, (name, prompt, tokens) in (
+        (first, ("first", b"f" * 16, 100)),
+        (waits, ("waits", b"w" * 100, 5)),
+        (small, ("small", b"s" * 3, 5)),
+    ):
+        assert seen(reply)[0].text == alone(name, prompt, max_tokens=tokens)[0]
+    assert it.all_free()
+
+
+def test_a_row_preempted_in_its_prompt_comes_back_when_all_of_it_fits():
+    """C21: with room for its next piece alone it would be preempted again and again."""
+    it = bench(store="paged", pages=8, slots=2, context=128, chunk=64, busy=16, options={"watermark": 0.0})
+    first = it.ask("first", b"f" * 16, max_tokens=100)
+    it.scheduler.tick()
+    second = it.ask("second", b"s" * 110, max_tokens=5)
+    it.run()
+    assert seen(first)[0].text == alone("first", b"f" * 16, max_tokens=100)[0]
+    assert seen(second)[0].text == alone("second", b"s" * 110, max_tokens=5)[0]
+    assert it.scheduler.stats().preemptions_total == {"parked": 1}
+    assert it.all_free()

@@ -76,8 +76,9 @@ class Ring:
 
     def first(self, row: Row, adopted: int, decoding: bool) -> int:
         """Positions that the row has once its first piece ran behind `adopted` ones: what admission must find room for.
-        A row that comes back wants all it had and one more (spec C21)."""
-        if row.output:
+        A row that was preempted wants all of its length and one more token's (spec C21), in its prompt too: with room
+        for a piece alone it would be preempted again."""
+        if row.sequence_id is not None:
             return row.length
         busy = self._settings.chunk_busy if decoding else None
         chunk = busy or self._engine.settings.chunk

@@ -117,7 +117,7 @@ class Reservation:
                 if self._reclaimed([*kept, (row, part)]):  # a victim shared pages with the cache
                     continue
                 others = [other for other in seated if id(other) not in gone and other is not row]
-                victim = self._victim(row, others)
+                victim = self._victim(row, part, others, self._shortage([*kept, (row, part)]))
                 if victim is None:
                     self._go_without(row, part, others, gone)
                     break
@@ -128,10 +128,15 @@ class Reservation:
         work = [each for each in work if id(each[0]) in held]
         return work if work and self._try(work) else []
 
-    def _victim(self, row: Row, others: list[Row]) -> Row | None:
+    def _victim(self, row: Row, part: Part, others: list[Row], shortage: int) -> Row | None:
         """Of the rows that come later: a parked prefill, the newest first; else the lowest lane, then the fewest output
-        tokens, then the newest."""
+        tokens, then the newest. One without pages only where none has any. A piece, which can wait, takes nothing where
+        all of them together would not be enough: they would be preempted in vain, turn after turn."""
         later = [other for other in others if other.rank > row.rank] if self._preemption else []
+        size = self._engine.kv_stats.page_size
+        if isinstance(part, Piece) and sum(pages(other.at, size) for other in later) < shortage:
+            return None
+        later = [other for other in later if other.at] or later
         parked = [other for other in later if other.state is RowState.PARKED]
         if parked:
             return max(parked, key=lambda other: other.sequence_id or 0)
