@@ -148,7 +148,8 @@ def main() -> None:
         Arm(f"chunk {given.large}", given.large, None),
         Arm("adaptive", given.large, given.small),
     ]
-    record: dict[str, Any] = {**provenance(), "prompt": given.prompt, "rows": ROWS, "model": given.model, "arms": {}}
+    record: dict[str, Any] = {**provenance(), "prompt": given.prompt, "rows": ROWS, "arms": {}}
+    record["model"] = None if given.model is None else Path(given.model).name
     if given.model is None:
         record |= {"step_ms": given.step_ms, "token_ms": given.token_ms}
     for arm in arms:
