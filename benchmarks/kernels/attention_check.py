@@ -257,19 +257,22 @@ def time_chunk(name, layers=16):
     k, v = (draw(i, (layers * pages, K, 128, d)) for i in range(2))
     tables = jax.random.permutation(jax.random.key(9), layers * pages).reshape(layers, -1)
 
-    @jax.jit
-    def chain(q, k, v, tables, start, length):
+    @functools.partial(jax.jit, static_argnames=("turns",))
+    def chain(q, k, v, tables, start, length, turns):
         for table in tables:
-            q = chunk_attention(q, k, v, table, start, length, scale=d**-0.5)
+            q = chunk_attention(q, k, v, table, start, length, scale=d**-0.5, turns=turns)
         return q
 
     found = []
-    for T, start in ((2048, 0), (2048, 2048), (2048, 4096), (2048, 6144), (512, 0), (512, 6144), (64, 6144)):
-        us = timed(chain, draw(5, (T, H, d)), k, v, tables, start, T, calls=4) / layers * 1e6
-        operations = 4 * H * d * sum(range(start + 1, start + T + 1))
-        found.append({"shape": name, "tokens": T, "start": start, "us": us, "tflop_per_s": operations / us / 1e6})
-    whole = sum(row["us"] for row in found[:4]) * layers / 1e3
-    return [*found, {"shape": name, "tokens": CONTEXT, "layers": layers, "ms": whole}]
+    for turns in (True, False):
+        for T, start in ((2048, 0), (2048, 2048), (2048, 4096), (2048, 6144), (512, 0), (512, 6144), (64, 6144)):
+            run = functools.partial(chain, turns=turns)
+            us = timed(run, draw(5, (T, H, d)), k, v, tables, start, T, calls=4) / layers * 1e6
+            rate = 4 * H * d * sum(range(start + 1, start + T + 1)) / us / 1e6
+            found.append({"shape": name, "turns": turns, "tokens": T, "start": start, "us": us, "tflop_per_s": rate})
+        whole = sum(row["us"] for row in found[-7:-3]) * layers / 1e3
+        found.append({"shape": name, "turns": turns, "tokens": CONTEXT, "layers": layers, "ms": whole})
+    return found
 
 
 def time_schedule(_):

@@ -59,12 +59,14 @@ def chunk_attention(
     softcap: float = 0.0,
     window: int = 0,
     sms: int = SMS,
+    turns: bool = True,
 ) -> jax.Array:
     """T tokens of one row, at positions start ... start + T - 1, whose keys and values are in the pages already.
 
     q [T, H, d] bf16, T a multiple of 64; pages [pages, K, page_size, d] bf16, d 64 or 128; page_table [P] int32.
     -> [T, H, d] bf16: causal attention for the first `length` tokens, zeros for the rest. Pools hold no NaN. With a
     window one page may be a ring, in which position p lies at p modulo page_size. ValueError for other shapes.
+    `turns`: the warpgroups take turns at the tensor cores, one's exponentials beside the other's products; same bits.
     """
     check_pages(q, k_pages, v_pages)
     T, K = q.shape[0], k_pages.shape[1]
@@ -77,7 +79,9 @@ def chunk_attention(
         q = jnp.pad(q, ((0, TOKENS), (0, 0), (0, 0)))
     bounds = jnp.stack([jnp.asarray(x, jnp.int32) for x in (start, length)])
     scoring = Scoring(scale, softcap, window)
-    out: jax.Array = _attend(q, k_pages, v_pages, page_table, bounds, heads=heads, scoring=scoring, sms=sms)
+    out: jax.Array = _attend(
+        q, k_pages, v_pages, page_table, bounds, heads=heads, scoring=scoring, sms=sms, turns=turns
+    )
     return out[:T]
 
 
@@ -114,7 +118,7 @@ def _sum_over_half(p: jax.Array) -> jax.Array:
     return (warps[0] + warps[1]) + (warps[2] + warps[3])
 
 
-@functools.partial(jax.jit, static_argnames=("heads", "scoring", "sms"))  # lowered once for all layers
+@functools.partial(jax.jit, static_argnames=("heads", "scoring", "sms", "turns"))  # lowered once for all layers
 def _attend(
     q: jax.Array,
     k_pages: jax.Array,
@@ -125,6 +129,7 @@ def _attend(
     heads: int,
     scoring: Scoring,
     sms: int,
+    turns: bool,
 ) -> jax.Array:
     """`heads` of a tile: 2, or 1 where an odd number of them shares a KV head."""
     (T, H, d), (_, K, page_size, _), pages = q.shape, k_pages.shape, page_table.shape[0]
@@ -137,7 +142,7 @@ def _attend(
     part_sums = plgpu.ACC((TOKENS, HALF), jnp.float32)
 
     def kernel(q_g: Any, k_g: Any, v_g: Any, table_g: Any, bounds_g: Any, out_g: Any, *scratch: Any) -> None:
-        q_s, ring, q_full, q_empty, full, empty = scratch  # q_s [q_slots, 2, TOKENS, d], ring [slots, SLOT, d]
+        q_s, ring, q_full, q_empty, full, empty, turn = scratch  # q_s [q_slots, 2, TOKENS, d], ring [slots, SLOT, d]
         sm, thread = lax.axis_index("sm"), lax.axis_index("thread")
         begin, length = bounds_g[0], bounds_g[1]
         items = items_of(sm, sms, total)
@@ -202,12 +207,25 @@ def _attend(
                 key_of & 7,
             )  # the first is a constant of a register, the second the same in all
 
+            def pass_turn() -> None:
+                if turns:
+                    plgpu.barrier_arrive(turn)
+
+            def await_turn() -> None:
+                if turns:
+                    plgpu.barrier_wait(turn)
+
+            def exchange() -> None:
+                pass_turn()
+                await_turn()
+
             def item(n: Any, base: Any) -> Any:
                 token, head, first, whole, end = place(n)
                 at = lax.rem(n, jnp.int32(q_slots))
                 own_token = token + (thread * TOKENS if heads == 1 else 0)
                 own_head = head + (thread if heads == 2 else 0)
                 plgpu.barrier_wait(q_full.at[at])
+                pl.when(thread == 1)(exchange)  # the second is behind by half a block, within an item
 
                 def block(b: Any, carry: tuple[Any, ...], masked: bool) -> tuple[Any, ...]:
                     base, merged_m, merged_total, *values = carry
@@ -216,6 +234,7 @@ def _attend(
                         for i, s in enumerate(accumulators):
                             plgpu.barrier_wait(full.at[slot_of(base, i)])
                             plgpu.wgmma(s, q_s.at[at, thread], ring.at[slot_of(base, i)].T)
+                        exchange()
                         plgpu.wgmma_wait(0)
                         return [s[...] for s in accumulators]
 
@@ -246,8 +265,10 @@ def _attend(
                         plgpu.wgmma_wait(0)
                         return values[...]
 
+                    pass_turn()
                     for i in range(BLOCK // SLOT, block_slots):
                         plgpu.barrier_wait(full.at[slot_of(base, i)])
+                    await_turn()
                     merged_m, by, by_added = attention.factors(merged_m, m)
                     merged_total = attention.add_scaled(merged_total, by, total, by_added)
                     for i in range(d // HALF):  # by parts of d: few registers at a time
@@ -262,6 +283,7 @@ def _attend(
                 carry = (base, empty_m, empty_total, *[empty_values] * (d // HALF))
                 carry = lax.fori_loop(first, whole, functools.partial(block, masked=False), carry)
                 base, _, total, *values = lax.fori_loop(whole, end, functools.partial(block, masked=True), carry)
+                pl.when(thread == 0)(exchange)
                 real = along(row_of, HALF) < length - own_token
                 own = q_s.at[at, thread]
                 for i, x in enumerate(values):
@@ -288,6 +310,7 @@ def _attend(
             plgpu.Barrier(num_arrivals=2, num_barriers=q_slots),
             plgpu.Barrier(num_arrivals=slot_tiles, num_barriers=slots),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
+            plgpu.Barrier(num_arrivals=2),
         ],
         grid=(sms,),
         grid_names=("sm",),
