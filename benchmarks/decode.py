@@ -22,6 +22,7 @@ script works.
 from __future__ import annotations
 
 import argparse
+import operator
 import statistics
 import tempfile
 import time
@@ -42,6 +43,19 @@ SECTIONS = (
     *("lone", "bare", "scheduler", "batch", "storage", "concurrency", "fairness", "deterministic"),
     "start",
 )
+
+SHARE_OF_READ = {
+    ("llama-3.2-1b", 1, 256): 0.50,
+    ("llama-3.2-1b", 1, 8192): 0.47,
+    ("qwen3-1.7b", 1, 256): 0.46,
+    ("qwen3-1.7b", 1, 8192): 0.46,
+    ("llama-3.1-8b", 1, 256): 0.70,
+}
+"""The goals on an H200, by shape, rows and keys."""
+FIRST_TOKEN_MS = {"llama-3.2-1b": 60, "qwen3-1.7b": 95}
+"""Of a prompt of 8192 tokens."""
+OVER_THE_FIRST = {"engine over bare step": 0.02, "scheduler over engine": 0.01, "paged over dense": 0.01}
+START_S = {"cold": 60, "warm": 10}
 
 Side = tuple[Bench, Callable[[], float]]
 """An engine, and a round of it: seconds a step."""
@@ -214,7 +228,12 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             for state in ("cold", "warm"):
                 found = fresh_process.seconds(self.lone_setup, self.device, Path(folder))
-                yield {"shape": self.sizes.first, "programs_are": state, **found}
+                yield {
+                    "shape": self.sizes.first,
+                    "programs_are": state,
+                    **found,
+                    **_goal("s", START_S[state], partial(operator.le, found["s"])),
+                }
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -232,9 +251,9 @@ class Run:
         return seconds
 
     def _crowd(self, bench: Bench, count: int) -> dict[str, Any]:
-        """All rows begin together and grow through the rounds, around the keys that are stated."""
+        """All rows begin together and grow through the rounds, those that count around the keys that are stated."""
         steps, keys = self.sizes.batch_steps, self.sizes.batch_keys
-        length = keys - (self.sizes.rounds + 1) * steps // 2
+        length = keys - steps - self.sizes.rounds * steps // 2
         rows = [bench.begin(bench.ids(length, place), chunk=self.sizes.chunks[0]) for place in range(count)]
         seconds = self._rounds(lambda: _mean_step(bench.decode(rows, steps)))
         bench.close_rows()
@@ -252,19 +271,22 @@ class Run:
 
         seconds = self._rounds(once)
         middle = statistics.median(seconds)
+        goal = FIRST_TOKEN_MS.get(bench.setup.shape) if len(prompt) == 8192 else None
         return {
             "shape": bench.setup.shape, "what": f"first token of {len(prompt)}", "ms": 1e3 * middle,
             "ms_range": _range([1e3 * value for value in seconds]), "prompt_tok_per_s": len(prompt) / middle,
+            **_goal("ms", goal, lambda goal: 1e3 * middle <= goal),
         }  # fmt: skip
 
     def _step(self, bench: Bench, rows: int, keys: int, seconds: Sequence[float]) -> dict[str, Any]:
         step, size = statistics.median(seconds), bench.step_bytes(rows, keys)
         rate = size / step / 1e9
         shares = {f"of_{name.replace(' ', '_')}": rate / most for name, most in self.gb_per_s.items()}
+        goal = SHARE_OF_READ.get((bench.setup.shape, rows, keys)) if shares else None
         return {
             "shape": bench.setup.shape, "storage": bench.setup.storage, "rows": rows, "keys": keys, "ms": 1e3 * step,
             "ms_range": _range([1e3 * value for value in seconds]), "tok_per_s": rows / step, "gb_per_s": rate,
-            **shares, "mb": size / 1e6,
+            **shares, "mb": size / 1e6, **_goal("of_read", goal, lambda goal: shares["of_read"] >= goal),
         }  # fmt: skip
 
     def _compared(self, sides: Mapping[str, Side], keys: int) -> Rows:
@@ -273,13 +295,20 @@ class Run:
         for _ in range(self.sizes.rounds + 1):
             for name, (_, once) in sides.items():
                 seconds[name].append(once())
-        first = next(iter(seconds.values()))[1:]
+        first = next(iter(seconds))
         for name, values in seconds.items():
-            over = [value / base - 1 for value, base in zip(values[1:], first, strict=True)]
+            ratios = [value / base for value, base in zip(values[1:], seconds[first][1:], strict=True)]
+            over, goal = statistics.median(ratios) - 1, OVER_THE_FIRST.get(f"{name} over {first}")
+            figures = self._step(sides[name][0], 1, keys, values[1:])
             yield {
-                "what": name, "over_the_first": statistics.median(over),
-                **self._step(sides[name][0], 1, keys, values[1:]),
+                "what": name, "over_the_first": over, **figures,
+                **_goal("over_the_first", goal, partial(operator.le, over)),
             }  # fmt: skip
+
+
+def _goal(name: str, goal: float | None, met: Callable[[float], bool]) -> dict[str, Any]:
+    """What is asked of a figure, and whether it holds; nothing where nothing is asked."""
+    return {} if goal is None else {f"{name}_goal": goal, f"{name}_met": met(goal)}
 
 
 def _range(values: Sequence[float]) -> list[float]:

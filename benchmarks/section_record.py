@@ -64,4 +64,6 @@ class SectionRecord:
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.1%}" if name.startswith(("of_", "over_")) else f"{value:.4g}"
+    if value is False and name.endswith("_met"):
+        return "MISSED"
     return "…".join(f"{each:.4g}" for each in value) if isinstance(value, list) else str(value)
