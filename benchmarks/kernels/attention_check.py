@@ -5,7 +5,7 @@ second.
 
 Sections: bits odd error decode chunk schedule; all unless named.
 
-Each shape of a section has a time limit, after which the process ends: a kernel that hangs leaves no traceback of its own.
+Each shape of a section has a time limit, after which the process ends: a kernel that hangs leaves no traceback.
 Writes a JSON record to $OUT if it is set, after every section.
 """
 
