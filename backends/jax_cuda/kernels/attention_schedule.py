@@ -22,7 +22,6 @@ class Schedule(typing.NamedTuple):
     those are merged by the block of threads that reads them, in the same order."""
 
     work: jax.Array  # [items, FIELDS + tiles] int32: row, first key, blocks, keys of the row, pool row of each tile
-    used: jax.Array  # [1] int32: items in use
     rows: jax.Array  # [S, 2] int32: a row's first item, and how many it has
     tables: jax.Array  # [S, P] int32
 
@@ -63,8 +62,11 @@ def make_schedule(
         raise ValueError(f"most_items={items} is less than one for each of {S} rows")
     first = jnp.maximum(seq_lens - window, 0) // BLOCK if window else jnp.zeros_like(seq_lens)
     blocks_of = -(-seq_lens // BLOCK) - first
-    share = jnp.where(jnp.sum(blocks_of) <= items, blocks_of, jnp.minimum(blocks_of, items // S))
-    ends = jnp.cumsum(share)
+    share = blocks_of
+    if items < S * blocks:
+        share = jnp.where(jnp.sum(blocks_of) <= items, blocks_of, jnp.minimum(blocks_of, items // S))
+    row_number = jnp.arange(S)
+    ends = jnp.sum(jnp.where(row_number <= row_number[:, None], share, 0), axis=1)  # cumsum, in one launch
     item = jnp.arange(items)
     row = jnp.minimum(jnp.searchsorted(ends, item, side="right", method="compare_all"), S - 1)
     place, merged = item - (ends - share)[row], (blocks_of - share)[row]
@@ -72,12 +74,10 @@ def make_schedule(
     run = jnp.where(place == 0, merged + 1, 1)
     position = key[:, None] + jnp.arange(0, BLOCK, tile)
     page = page_tables[row[:, None], jnp.clip(position // page_size, 0, P - 1)]
-    inside = (position < seq_lens[row][:, None]) & (item < ends[-1])[:, None]
-    pool_row = jnp.where(inside, page * (kv_heads * page_size) + position % page_size, 0)
+    pool_row = jnp.where(position < seq_lens[row][:, None], page * (kv_heads * page_size) + position % page_size, 0)
     fields = jnp.stack([row, key, run, seq_lens[row]], 1)
     return Schedule(
         jnp.concatenate([fields, pool_row], 1).astype(jnp.int32),
-        ends[-1:].astype(jnp.int32),
         jnp.stack([ends - share, share], 1).astype(jnp.int32),
         page_tables,
     )

@@ -132,7 +132,7 @@ def _partials(
     sms: int,
 ) -> list[jax.Array]:
     """columns [S, K, N, d] -> weighted values [items, K, d, N] and maxima and sums [items, K, 2, N], float32."""
-    (_, K, N, d), page_size = columns.shape, k_pages.shape[2]
+    (rows, K, N, d), page_size = columns.shape, k_pages.shape[2]
     most, pages, tile = schedule.work.shape[0], schedule.tables.shape[1], min(page_size, SLOT)
     tiles, slot_tiles, halves, item_slots = BLOCK // tile, SLOT // tile, BLOCK // HALF, 2 * BLOCK // SLOT
     slots = (SMEM_BYTES - N * (2 * BLOCK + 4 * d)) // (SLOT * d * 2)
@@ -143,7 +143,7 @@ def _partials(
         k_g: Any,
         v_g: Any,
         work_g: Any,
-        used_g: Any,
+        rows_g: Any,
         tables_g: Any,
         parts_g: Any,
         stats_g: Any,
@@ -151,7 +151,8 @@ def _partials(
     ) -> None:
         q_s, ring, p_s, q_full, q_empty, full, empty = scratch  # [2, N, d], [slots, SLOT, d], [halves, N, HALF]
         sm, thread = lax.axis_index("sm"), lax.axis_index("thread")
-        items = lax.div(used_g[0] * K - sm + sms - 1, jnp.int32(sms))
+        used = rows_g[rows - 1, 0] + rows_g[rows - 1, 1]
+        items = lax.div(used * K - sm + sms - 1, jnp.int32(sms))
 
         def record(n: Any, fields: int) -> tuple[Any, ...]:  # read one item ahead of its use
             item = jnp.minimum(n * sms + sm, most * K - 1)
@@ -284,7 +285,7 @@ def _partials(
         num_threads=2,
         thread_name="thread",
         compiler_params=FAST,
-    )(columns, *flat, schedule.work, schedule.used, schedule.tables)
+    )(columns, *flat, schedule.work, schedule.rows, schedule.tables)
     return made
 
 
