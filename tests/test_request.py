@@ -9,6 +9,7 @@ import pytest
 
 from mlxcel.core.param_table import FIELDS, RULES
 from mlxcel.core.params import LoopDetection, Processor, SamplingParams
+from mlxcel.core.request import SequenceSpec
 from mlxcel.errors import RequestError
 
 SHARES = [0, 0.0, 0.05, 0.5, 1, 1.0, np.float32(0.25), Fraction(1, 4)]
@@ -309,3 +310,16 @@ def test_none_is_not_given_where_values_are_optional():
     assert SamplingParams.from_optional(**values) == SamplingParams()
     assert SamplingParams.from_optional(seed=None, top_p=0.5).top_p == 0.5
     assert SamplingParams(seed=None).seed == -1
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 257, 5, b"x", ["x"], True])
+def test_a_salt_is_a_text_of_1_to_256_characters(salt):
+    """Spec X5: the empty one is refused."""
+
+    def row(salt):
+        return SequenceSpec("a", np.array([1], np.int32), SamplingParams(), cache_salt=salt)
+
+    with pytest.raises(RequestError, match="1 to 256 characters") as refused:
+        row(salt)
+    assert refused.value.field == "cache_salt"
+    assert [row(fine).cache_salt for fine in (None, "x", "\N{SNOWMAN}" * 256)] == [None, "x", "\N{SNOWMAN}" * 256]

@@ -12,6 +12,9 @@ from mlxcel.core.params import SamplingParams
 from mlxcel.core.reasoning import ReasoningSplit
 from mlxcel.errors import RequestError, shown
 
+MAX_SALT = 256
+"""Characters of a `cache_salt` (spec X5)."""
+
 
 @attrs.frozen(eq=False)
 class SequenceSpec:
@@ -20,7 +23,7 @@ class SequenceSpec:
     prompt_ids: int32 [P]. `params` has its seed drawn and comes from `bind_params` where it holds texts to be encoded.
     `eos_ids` is the set E of docs/spec/engine.md 5.2. `reasoning` is how the text is split; None: all of it is content.
     With `echo` the prompt stands in front of the reply: its text, and with `logprobs` its tokens. Rows share KV only
-    with rows of the same `cache_salt` and `isolation` (spec X2, X5).
+    with rows of the same `cache_salt`, of 1 to MAX_SALT characters, and `isolation` (spec X2, X5).
     """
 
     request_id: str
@@ -32,6 +35,13 @@ class SequenceSpec:
     echo: bool = False
     cache_salt: str | None = None
     isolation: bytes | None = None
+
+    def __attrs_post_init__(self) -> None:
+        salt = self.cache_salt
+        if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT):
+            raise RequestError(
+                f"cache_salt is {shown(salt)}, it must be a text of 1 to {MAX_SALT} characters", field="cache_salt"
+            )
 
     @property
     def prompt_scores(self) -> int | None:
