@@ -27,4 +27,4 @@ class Model:
     layout: KVLayout
     numerics: Numerics
     block: StandardBlock | None = None  # where decode runs by the fused kernels
-    early: bool = True  # these kernels begin while the one before ends
+    early: bool = False  # these kernels begin while the one before ends
