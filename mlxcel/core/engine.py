@@ -345,9 +345,8 @@ class Engine(KVCalls):
         rows = self._rows.get_all(parts)
         longest = self._settings.chunk if self._kv_spec.windowed else None
         drawing = check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level, longest=longest)
-        closed = self._sampler.closed
         for row, draw in zip(rows, drawing, strict=True):
-            if row.drawing and draw and not closed(row.sampler_state):
+            if row.drawing and draw and not self._sampler.closed(row.sampler_state):
                 raise BatchShapeError(
                     f"sequence {row.id}: its sampler must know the token in flight before the next draw",
                     hint="collect the step in flight first",
