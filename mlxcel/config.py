@@ -67,6 +67,7 @@ class EngineConfig:
     mixed_step: bool | None
     max_batch_prefill_tokens: int
     no_preemption: bool
+    no_warmup: bool
     kv_admission_watermark: float
     priority_ageing_seconds: float
     page_size: int | None

@@ -106,6 +106,7 @@ class _Parts:
     chosen: Chosen
     rows: Rows
     page_size: int
+    served: bool  # to many requests, of which none should wait for a program
     cached: bool  # with a prompt cache
     kv_stores: Mapping[str, Callable[..., KVStore]]  # those that may be taken, by name
     planner: Callable[..., Planner]
@@ -203,6 +204,7 @@ def _choose(config: EngineConfig, manager: PluginManager, slots: int, scheduled:
         chosen=chosen,
         rows=rows,
         page_size=page_size(config, caps),
+        served=scheduled,
         cached=scheduled and config.enable_prefix_caching is not False,
         kv_stores={name: manager.kv_stores().maker(name, KVStore) for name in stores},
         planner=manager.prefill_planners().maker(config.prefill_planner, Planner),
@@ -289,7 +291,7 @@ def _assemble(
         observers=observers,
     )
     held.callback(engine.shutdown)
-    if isinstance(backend, WarmsUp):
+    if parts.served and not config.no_warmup and isinstance(backend, WarmsUp):
         backend.warm_up(progress)
     cache: PromptCache | None = None
     if parts.cached:

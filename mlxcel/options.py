@@ -162,6 +162,10 @@ OPTIONS: Final = (
         "advanced",
     ),
     Option(
+        "no_warmup", ("--no-warmup",), "MLXCEL_NO_WARMUP", SWITCH, False, "warm-up on",
+        "Be ready before every program is compiled; the first requests then wait for theirs.", "scheduler",
+    ),
+    Option(
         "force_sync", (), "MLXCEL_FORCE_SYNC", SWITCH, False, "off",
         "Read each step before the next one is submitted.", "scheduler",
     ),

@@ -42,6 +42,7 @@ SAMPLES = {
     "mixed_step": ("0", False),
     "max_batch_prefill_tokens": ("3", 3),
     "no_preemption": ("1", True),
+    "no_warmup": ("1", True),
     "kv_admission_watermark": ("0.5", 0.5),
     "page_size": ("32", 32),
     "enable_prefix_caching": ("0", False),
