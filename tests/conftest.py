@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import site
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +22,18 @@ if os.environ.get("CI"):
     settings.load_profile("ci")
 
 
+COMPILED = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    """The processes of a run share what JAX compiled, in a folder that is made before they start and goes with them."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="mlxcel-tests-jax-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ |= {**COMPILED, "JAX_COMPILATION_CACHE_DIR": folder.name}
     config.addinivalue_line("markers", "on_jax(most): of its cases so many run on JAX in make test, the rest when slow")
 
 

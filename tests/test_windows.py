@@ -65,9 +65,9 @@ def test_attention_in_a_window_is_the_formula(window, softcap):
         np.testing.assert_allclose(ours, expected, rtol=0, atol=TOLERANCE, err_msg=f"position {position}")
 
 
-@pytest.mark.on_jax(most=2)
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("length", [40, 290])
+@pytest.mark.on_jax(most=1)
+@pytest.mark.parametrize("window", [130, 128, 100, 16, 1])
+@pytest.mark.parametrize("length", [290, 40])
 def test_h_l11_a_prompt_longer_than_the_window(backend, window, length):
     """Spec V9, V10: one pass and chunks, against the full masked computation; every row sees at least itself."""
     checkpoint = layered_checkpoint(f"window {window}", f"window {window}", "full", softcap=2.0)
@@ -103,9 +103,9 @@ def test_a_ring_holds_window_piece_and_unwinding_in_whole_blocks(window, chunk, 
 # --- the future ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.on_jax(most=2)
-@pytest.mark.parametrize("chunk", [1, 7, 2048])
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.on_jax(most=1)
+@pytest.mark.parametrize("chunk", [7, 1, 2048])
+@pytest.mark.parametrize("window", [100, 128, 130, 16, 1])
 def test_h_l13_logits_do_not_move_when_later_tokens_change(backend, window, chunk):
     """Where pieces go round the ring, what a piece writes must not be seen by its earlier tokens."""
     loaded = loaded_family(Layered(), layered_checkpoint(f"window {window}", "full"))
@@ -172,14 +172,14 @@ def test_h_l25_short_and_long_rows_beside_each_other(backend):
     """Lengths 2 and 9: no NaN anywhere, and rows are what they are alone, whatever the arrays held before."""
     for layers in (("full",), ("window 16", "window 1"), ("state", "full+experts")):
         loaded = loaded_family(Layered(), layered_checkpoint(*layers))
-        rows = [ids_of(2), ids_of(9, seed=3)]
+        rows, bounds = [ids_of(2), ids_of(9, seed=3)], {"context": 64, "chunk": 16}
         whole = [Feed(0, 0, 2), Feed(1, 0, 9)]
         mixed = [[Feed(1, 0, 4), Feed(0, 0, 1)], [Feed(0, 1, 2), Feed(1, 4, 9)]]
         for steps in ([whole], [whole[::-1]], mixed):
-            together = loaded.run(rows, steps, held=np.nan)
+            together = loaded.run(rows, steps, held=np.nan, **bounds)
             for ids, logits in zip(rows, together, strict=True):
                 assert np.isfinite(logits).all()
-                assert_same_bits(loaded.logits(ids), logits)
+                assert_same_bits(loaded.logits(ids, **bounds), logits)
 
 
 # --- steps that must not count ---------------------------------------------------------------------------------------
