@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,13 +18,15 @@ import attrs
 from mlxcel.core.param_records import LoopDetection
 from mlxcel.errors import UsageError
 from mlxcel.options import BY_NAME, OPTIONS, Option
-from mlxcel.store.root import cache_root, store_root
+from mlxcel.store.root import cache_root, state_root, store_root
 
 Origin = Literal["flag", "environment", "config", "default"]
 
 CONFIG_VARIABLE: Final = "MLXCEL_CONFIG"
 COMPLETION_VARIABLE: Final = "_MLXCEL_COMPLETE"
 STORE_VARIABLES: Final = ("MLXCEL_MODELS_DIR", "MLXCEL_CACHE_DIR", "XDG_CACHE_HOME")
+STATE_VARIABLE: Final = "XDG_STATE_HOME"
+ROWS: Final = "max_num_seqs"
 _MAX_FILE: Final = 1 << 20  # bytes of a configuration file
 
 
@@ -34,7 +36,8 @@ class EngineConfig:
 
     `max_model_len` 0 and None of `kv_cache_budget`, `max_num_seqs`, `page_size` and `enable_prefix_caching` leave the
     choice to the loader, None of `adaptive_prefill_chunk` and `mixed_step` to the level in force. `cache_root` is the
-    folder for what can be made again; None where this user has no place for one.
+    folder for what can be made again, `state_root` the one for what a user would miss, such as the history of `run`; each
+    None where this user has no place for one.
     """
 
     backend: str | None
@@ -82,6 +85,7 @@ class EngineConfig:
     plugins: str | None
     store_root: Path
     cache_root: Path | None
+    state_root: Path | None
     origins: Mapping[str, Origin]
 
     @classmethod
@@ -92,28 +96,30 @@ class EngineConfig:
         config_file: str | None = None,
         environ: Mapping[str, str] | None = None,
         scheduler: bool = True,
+        one_row: bool = False,
     ) -> EngineConfig:
         """`given` holds explicit values by keyword, None being none. UsageError for what cannot be obeyed. A client
-        without a `scheduler` does not read the variables of that group."""
+        without a `scheduler` does not read the variables of that group; one that has `one_row` always, whatever a
+        variable or a file says, does not read the number of rows."""
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
         origins: dict[str, Origin] = {option.name: "default" for option in OPTIONS}
         layers: tuple[tuple[Origin, Mapping[str, Any]], ...] = (
             ("config", _from_file(config_file or environ.get(CONFIG_VARIABLE))),
-            ("environment", _from_environment(environ, scheduler)),
+            ("environment", _from_environment(environ, scheduler, one_row)),
             ("flag", _from_keywords(given or {})),
         )
         for origin, layer in layers:
             values.update(layer)
             origins.update(dict.fromkeys(layer, origin))
+        if one_row:
+            values[ROWS], origins[ROWS] = 1, "default"
         _require_one_template(values, origins)
         models, cache, xdg = (environ.get(name) for name in STORE_VARIABLES)
         root = store_root(models, cache, xdg, lambda: _home(environ))
-        try:
-            kept = cache_root(cache, xdg, lambda: _home(environ))
-        except UsageError:
-            kept = None
-        return cls(**values, store_root=root, cache_root=kept, origins=origins)
+        kept = _if_there_is_one(lambda: cache_root(cache, xdg, lambda: _home(environ)))
+        state = _if_there_is_one(lambda: state_root(environ.get(STATE_VARIABLE), lambda: _home(environ)))
+        return cls(**values, store_root=root, cache_root=kept, state_root=state, origins=origins)
 
 
 def completion_request(environ: Mapping[str, str] | None = None) -> str | None:
@@ -165,10 +171,17 @@ def _from_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _from_environment(environ: Mapping[str, str], scheduler: bool) -> dict[str, Any]:
+def _if_there_is_one(find: Callable[[], Path]) -> Path | None:
+    try:
+        return find()
+    except UsageError:
+        return None
+
+
+def _from_environment(environ: Mapping[str, str], scheduler: bool, one_row: bool) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for option in OPTIONS:
-        if option.group == "scheduler" and not scheduler:
+        if (option.group == "scheduler" and not scheduler) or (option.name == ROWS and one_row):
             continue
         text = environ.get(option.env) if option.env else None
         if text is None or (text == "" and option.name != "plugins"):

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 @attrs.define(slots=False)
 class CliContext:
-    """One run of the program. `given` holds explicit values by keyword, with the words that gave each."""
+    """One run of the program. `given` holds explicit values by keyword, with the words that gave each.
+
+    A command with a scheduler sets `scheduler` before it asks for the configuration, and `one_row` if it has one row.
+    """
 
     verbosity: int = 0
     quiet: bool = False
     config_file: str | None = None
+    scheduler: bool = False
+    one_row: bool = False
     given: dict[str, tuple[Any, str]] = attrs.field(factory=dict)
 
     def give(self, option: Option, value: Any, words: str) -> None:
@@ -52,11 +57,13 @@ class CliContext:
 
     @cached_property
     def config(self) -> EngineConfig:
-        """UsageError for a value that cannot be obeyed, wherever it comes from. No command here runs many rows."""
+        """UsageError for a value that cannot be obeyed, wherever it comes from."""
         from mlxcel.config import EngineConfig
 
         values = {name: value for name, (value, _) in self.given.items()}
-        return EngineConfig.resolve(values, config_file=self.config_file, scheduler=False)
+        return EngineConfig.resolve(
+            values, config_file=self.config_file, scheduler=self.scheduler, one_row=self.one_row
+        )
 
     @cached_property
     def _manager(self) -> PluginManager:

@@ -1,4 +1,4 @@
-"""Which folder is the store, and which one holds what can be made again."""
+"""Which folder is the store, which one holds what can be made again, and which one what a user would miss."""
 
 from __future__ import annotations
 
@@ -26,3 +26,10 @@ def cache_root(cache_dir: str | None, xdg_cache_home: str | None, home: Callable
     if xdg_cache_home and Path(xdg_cache_home).is_absolute():
         return Path(xdg_cache_home) / "mlxcel"
     return home() / ".cache" / "mlxcel"
+
+
+def state_root(xdg_state_home: str | None, home: Callable[[], Path]) -> Path:
+    """The first of XDG_STATE_HOME/mlxcel, ~/.local/state/mlxcel, by the same rules."""
+    if xdg_state_home and Path(xdg_state_home).is_absolute():
+        return Path(xdg_state_home) / "mlxcel"
+    return home() / ".local" / "state" / "mlxcel"
