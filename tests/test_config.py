@@ -66,7 +66,7 @@ def value(config: EngineConfig, option: Option) -> object:
 
 def test_the_record_has_the_fields_of_the_table() -> None:
     fields = {field.name for field in attrs.fields(EngineConfig)}
-    assert fields == {*BY_NAME, "store_root", "cache_root", "origins"}
+    assert fields == {*BY_NAME, "store_root", "cache_root", "state_root", "origins"}
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
@@ -216,3 +216,21 @@ def test_v20_an_explicit_context_that_does_not_fit_names_the_largest() -> None:
         choose_context(0, 2048, Budget(10 * 127, explicit=True), lambda n: 10 * n)
     with pytest.raises(CapacityError):
         choose_context(0, 2048, Budget(10 * 127, explicit=False), lambda n: 10 * n)
+
+
+def test_a_client_of_one_row_does_not_read_how_many(tmp_path: Path) -> None:
+    """docs/spec/clients.md 0.2: `run` has one row, whatever a variable or a file says."""
+    file = tmp_path / "mlxcel.toml"
+    file.write_text("max_num_seqs = 7\npage_size = 32\n")
+    config = EngineConfig.resolve(config_file=str(file), environ={"MLXCEL_PARALLEL": "many"}, one_row=True)
+    assert (config.max_num_seqs, config.origins["max_num_seqs"], config.page_size) == (1, "default", 32)
+    assert EngineConfig.resolve(config_file=str(file), environ={"MLXCEL_PARALLEL": "3"}).max_num_seqs == 3
+
+
+def test_the_folder_for_state() -> None:
+    def folder(**environ: str) -> Path | None:
+        return EngineConfig.resolve(environ={"MLXCEL_MODELS_DIR": "/models", **environ}).state_root
+
+    assert folder(HOME="/home/a", XDG_STATE_HOME="/state") == Path("/state/mlxcel")
+    assert folder(HOME="/home/a", XDG_STATE_HOME="state") == Path("/home/a/.local/state/mlxcel")
+    assert folder(HOME="/home/a") == Path("/home/a/.local/state/mlxcel")
