@@ -40,7 +40,7 @@ def seeded_replies(backend_name):
     checkpoint = seeded_checkpoint(family, "mlxcel-tiny", CONFIG)
     config, tokenizer = family.parse_config(checkpoint), ByteTokenizer()
     backends = PluginManager.load(only=(), trace=None).backends()
-    backend = backends.load(backend_name)(device="auto", dtype="auto", deterministic=False)
+    backend = backends.load(backend_name)(device="cpu", dtype="auto", deterministic=False)
     backend.load(family, config, checkpoint, NoProgress())
     kv_spec = family.kv_spec(config)
     prompt = np.frombuffer(PROMPT, np.uint8).astype(np.int32)
