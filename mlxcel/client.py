@@ -5,38 +5,32 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
-
 from mlxcel.asked import AskedPrompt
-from mlxcel.choices import choices
 from mlxcel.config import EngineConfig, plugin_limit
+from mlxcel.conversation import Conversation, templated
 from mlxcel.core.bind_params import Caps
 from mlxcel.core.params import SamplingParams
-from mlxcel.core.request import Request
 from mlxcel.core.resolve_sampling import Resolved, resolve_sampling
 from mlxcel.core.source import NoProgress, Progress
-from mlxcel.errors import RequestError, UnsupportedField, UsageError, shown
+from mlxcel.errors import RequestError, UsageError, shown
 from mlxcel.gather import Gathered, Prepared
 from mlxcel.load import read_tokenizer
+from mlxcel.make_request import make_request
 from mlxcel.options import OPTIONS
 from mlxcel.places import Places, Ring
 from mlxcel.plugins.manager import PluginManager
-from mlxcel.prepare import Prompt, chat_prompt, raw_prompt, sequence_spec
 from mlxcel.running import Running
 from mlxcel.serve_engine import Serving, serve
-from mlxcel.text.chat_template import ChatTemplate
 from mlxcel.text.prompt import check_ids
 
 if TYPE_CHECKING:
     from mlxcel.core.tokenizer import Tokenizer
-    from mlxcel.load import LoadedModel
 
 log = logging.getLogger("mlxcel.client")
 
@@ -143,7 +137,10 @@ class LocalClient:
         conversation = Conversation(
             messages, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs, tools
         )
-        return conversation.prompt(self._templated(chat_template)).text or ""
+        return (
+            conversation.prompt(templated(self._open().model, chat_template, self._config.chat_template_kwargs)).text
+            or ""
+        )
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -171,39 +168,15 @@ class LocalClient:
         self, asked: AskedPrompt | Conversation, resolved: Resolved, request_id: str | None = None
     ) -> Prepared:
         """A request that can run. RequestError for what this model cannot do."""
-        model, params = self._open().model, resolved.params
-        if params.seed == -1:
-            params = params.clone(seed=secrets.randbits(63))
-        if isinstance(asked, Conversation):
-            model = self._templated(asked.chat_template)
-            prompt = asked.prompt(model)
-        elif asked.text is not None:
-            prompt = raw_prompt(model, asked.text, params)
-        else:
-            prompt = Prompt(check_ids(() if asked.ids is None else asked.ids, model.facts.vocab))
-        made = sequence_spec(
+        model = self._open().model
+        return make_request(
             model,
-            prompt,
-            params,
+            asked,
+            resolved,
             request_id=request_id or f"req-{secrets.token_hex(8)}",
             caps=Caps(max_logprobs=model.engine.settings.max_logprobs),
+            template_kwargs=self._config.chat_template_kwargs,
         )
-        return Prepared(Request(choices(made), origin=resolved.origin, warnings=resolved.warnings), prompt.text)
-
-    def _templated(self, source: str | None) -> LoadedModel:
-        """The model, with a request's own template if it has one."""
-        model = self._open().model
-        if source is None:
-            return model
-        if not isinstance(source, str):
-            raise RequestError(f"chat_template is {shown(source)}, a text is needed", field="chat_template")
-        template = ChatTemplate(
-            source,
-            special_tokens=_special_tokens(model),
-            origin="chat_template",
-            kwargs=self._config.chat_template_kwargs,
-        )
-        return attrs.evolve(model, template=template)
 
     def _begin(self, prepared: Prepared, ring: Ring, *, heard: Ring | None = None) -> Running | None:
         """Hand a request to the scheduler; None while there is no place for it: `ring` is called when to ask again.
@@ -230,43 +203,12 @@ class LocalClient:
         return console_progress(no_color=self._config.no_color)
 
 
-@attrs.frozen
-class Conversation:
-    """Messages, and how they become a prompt. Fields as in docs/spec/clients.md 2.1."""
-
-    messages: Sequence[Mapping[str, Any]]
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template: str | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
-    tools: Sequence[Any] | None = None
-
-    def prompt(self, model: LoadedModel) -> Prompt:
-        if self.tools:
-            raise UnsupportedField("tools are not in this version", field="tools", hint="leave them out")
-        return chat_prompt(
-            model,
-            self.messages,
-            kwargs=self.chat_template_kwargs,
-            now=time.time(),
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-        )
-
-
 def _refuse_unknown(kind: str, options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in KEYWORDS:
             near = get_close_matches(name, sorted(KEYWORDS | {"model", "tokenizer", "progress"}), n=1, cutoff=0.5)
             words = f": did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(KEYWORDS))}"
             raise TypeError(f"{kind}() got an unexpected keyword argument {name!r}{words}")
-
-
-def _special_tokens(model: LoadedModel) -> Mapping[str, str]:
-    if model.template is not None:
-        return model.template.special_tokens
-    tokenizer = model.tokenizer
-    return {f"{role}_token": tokenizer.token_text(token) for role, token in tokenizer.special_ids.items()}
 
 
 def _end_in_background(serving: Serving) -> None:

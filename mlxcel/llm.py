@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mlxcel.asked import AskedPrompt, asked_conversations, asked_prompt, asked_prompts, indexed, own, paired, placed
-from mlxcel.client import Conversation, LocalClient
+from mlxcel.client import LocalClient
+from mlxcel.conversation import Conversation
 from mlxcel.errors import MlxcelError
 
 if TYPE_CHECKING:

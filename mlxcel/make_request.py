@@ -1,0 +1,87 @@
+"""From a prompt and resolved parameters to a request that the scheduler can run: the same for every client that has
+one."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mlxcel.asked import AskedPrompt
+from mlxcel.choices import choices
+from mlxcel.conversation import Conversation, templated
+from mlxcel.core.bind_params import Caps, reply_bound
+from mlxcel.core.prompt_ids import truncate_prompt
+from mlxcel.core.request import Request
+from mlxcel.gather import Prepared
+from mlxcel.prepare import Prompt, raw_prompt, sequence_spec
+from mlxcel.text.echo import echoed
+from mlxcel.text.prompt import check_ids
+
+if TYPE_CHECKING:
+    from mlxcel.core.params import SamplingParams
+    from mlxcel.core.resolve_sampling import Resolved
+    from mlxcel.load import LoadedModel
+
+
+@attrs.frozen
+class Terms:
+    """Of a request, besides its prompt and parameters. `lane`, `timeout` (seconds, 0: none) and `cache_prompt` as in
+    Request; `cache_salt`, `isolation` and `echo` as in SequenceSpec."""
+
+    lane: int = 1
+    timeout: float = 0.0
+    cache_prompt: bool = True
+    cache_salt: str | None = None
+    isolation: bytes | None = None
+    echo: bool = False
+
+
+def make_request(
+    model: LoadedModel,
+    asked: AskedPrompt | Conversation,
+    resolved: Resolved,
+    *,
+    request_id: str,
+    caps: Caps,
+    terms: Terms = Terms(),
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Checked, its seed drawn. `template_kwargs` are the operator's variables of chat templates.
+
+    RequestError for what this model cannot do or the operator does not allow.
+    """
+    params = resolved.params
+    if params.seed == -1:
+        params = params.clone(seed=secrets.randbits(63))
+    if isinstance(asked, Conversation):
+        model = templated(model, asked.chat_template, template_kwargs)
+    prompt = prompt_of(model, asked, params)
+    made = sequence_spec(model, prompt, params, request_id=request_id, caps=caps)
+    made = attrs.evolve(made, echo=terms.echo, cache_salt=terms.cache_salt, isolation=terms.isolation)
+    before = ""
+    if terms.echo:
+        fed, _ = truncate_prompt(made, model.facts.context)
+        whole = reply_bound(made.params, len(fed.prompt_ids), model.facts.context) == 0
+        before = echoed(model.tokenizer, fed, whole=whole)
+    request = Request(
+        choices(made),
+        lane=terms.lane,
+        timeout=terms.timeout,
+        cache_prompt=terms.cache_prompt,
+        before=before,
+        origin=resolved.origin,
+        warnings=resolved.warnings,
+    )
+    return Prepared(request, prompt.text)
+
+
+def prompt_of(model: LoadedModel, asked: AskedPrompt | Conversation, params: SamplingParams) -> Prompt:
+    """The ids of a prompt, and where they are from; of a conversation by the template of `model`. RequestError."""
+    if isinstance(asked, Conversation):
+        return asked.prompt(model)
+    if asked.text is not None:
+        return raw_prompt(model, asked.text, params)
+    return Prompt(check_ids(() if asked.ids is None else asked.ids, model.facts.vocab))
