@@ -1,11 +1,11 @@
-"""Ctrl-C: the first one asks, the second one ends the program at once (docs/spec/clients.md 1.4)."""
+"""Ctrl-C: what the first one does, and the second one (docs/spec/clients.md 1.4)."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final, NoReturn
@@ -38,3 +38,29 @@ def two_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def interrupts_to(heard: Callable[[], None], *, leave_at_second: bool) -> Iterator[None]:
+    """SIGINT inside calls `heard`, from wherever the main thread is: it must take no lock. With `leave_at_second` a
+    second one ends the process with 130.
+
+    Does nothing in other threads, and where a parent ignores SIGINT.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        os._exit(INTERRUPTED)
+
+    def first(number: int, frame: FrameType | None) -> None:
+        if leave_at_second:
+            signal.signal(signal.SIGINT, leave)
+        heard()
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

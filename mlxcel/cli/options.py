@@ -62,6 +62,7 @@ SECTIONS: Final = {
     "model": "Model",
     "engine": "Engine",
     "advanced": "Advanced",
+    "scheduler": "Advanced",
     "output": "Output",
 }
 
@@ -96,9 +97,15 @@ def click_option(option: Option) -> SectionOption:
     )
 
 
-def engine_options(*groups: str) -> list[click.Parameter]:
-    """The flags of these groups of the table, for a command that loads a model."""
-    return [click_option(option) for group in groups for option in OPTIONS if option.flags and option.group == group]
+def engine_options(*groups: str, without: tuple[str, ...] = ()) -> list[click.Parameter]:
+    """The flags of these groups of the table, for a command that loads a model; `without` are names of options that it
+    has not."""
+    return [
+        click_option(option)
+        for group in groups
+        for option in OPTIONS
+        if option.flags and option.group == group and option.name not in without
+    ]
 
 
 def model_argument() -> click.Argument:

@@ -1,4 +1,4 @@
-"""Where `generate` takes its prompt from: exactly one of text, a file, stdin, messages, or ids."""
+"""Where one reply's prompt comes from: exactly one of text, a file, stdin, messages, or ids."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _text(prompt: str | None, file: str | None) -> str:
     if file is None and sys.stdin.isatty():
         raise UsageError(
             "there is no prompt: no -p, no -f, and stdin is a terminal",
-            hint='mlxcel generate -p "Why is the sky blue?"',
+            hint='mlxcel generate -p "Why is the sky blue?", or `mlxcel run` for a conversation',
         )
     return _read_text(file or "-").removesuffix("\n")
 
