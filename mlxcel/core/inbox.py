@@ -46,11 +46,20 @@ class Inbox:
         with self._changed:
             if self._closed is not None:
                 raise self._closed()
-            if self._waiting >= self._depth + max(0, self._rows - self._busy):
+            if not self._fits():
                 raise full(self._waiting)
             self._waiting += 1
             self._messages.append(job)
             self._changed.notify_all()
+
+    @property
+    def room(self) -> bool:
+        """Whether a job offered now would not be one too many."""
+        with self._lock:
+            return self._fits()
+
+    def _fits(self) -> bool:
+        return self._waiting < self._depth + max(0, self._rows - self._busy)
 
     def cancel(self, job: Job) -> None:
         with self._changed:

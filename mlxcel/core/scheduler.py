@@ -110,9 +110,20 @@ class Scheduler:
         return Reply(request.request_id, len(job.rows), job.outbox, lambda: self._inbox.cancel(job))
 
     @property
+    def room(self) -> bool:
+        """Whether the queue's bound would let a request in now. Who has more than one to submit asks first: a refusal is
+        recorded."""
+        return self._inbox.room
+
+    @property
     def healthy(self) -> bool:
         """Whether a request would be taken, but for the queue's bound."""
         return self.here and self._loop.sick is None and not self._draining and self._engine.healthy
+
+    @property
+    def sick(self) -> EngineUnhealthy | None:
+        """Why it will never run anything again, once that is so."""
+        return self._loop.sick
 
     @property
     def here(self) -> bool:
