@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for found in cases.values():
         marker = found[0].get_closest_marker("on_jax")
         most = marker.kwargs["most"] if marker else len(found)
-        kept = {len(found) * place // most for place in range(most)}
+        kept = {(2 * place + 1) * len(found) // (2 * most) for place in range(most)}
         for place, item in enumerate(found):
             if place not in kept:
                 item.add_marker(pytest.mark.slow)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from real_scheduler import random_ids, said, served
 
+pytestmark = pytest.mark.on_jax(most=1)
+
 STORES = ("dense", "paged")
 SAMPLED = {"temperature": 1.2, "max_tokens": 12}
 PROMPT = random_ids(30, seed=4)
@@ -34,7 +36,6 @@ def test_h_f1_a_seeded_request_is_itself_beside_unseeded_ones(backend, store):
     assert len(strangers) == 4
 
 
-@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("others", [1, 3, 6])
 def test_h_f3_the_first_token_of_a_shared_prefill_is_its_own(backend, others):
     """Prompts of many lengths that are prefilled in one flat step."""
@@ -46,7 +47,6 @@ def test_h_f3_the_first_token_of_a_shared_prefill_is_its_own(backend, others):
     assert [said(reply)[0] for reply in replies] == [alone(ids, seed=5, max_tokens=1) for ids in prompts]
 
 
-@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("shuffle", range(3))
 def test_h_f4_same_and_different_seeds_shuffled(backend, shuffle):
     seeds = [1, 1, 2, 2, 901, 902]

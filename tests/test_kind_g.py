@@ -15,6 +15,8 @@ from tiny_checkpoint import write_tiny_llama
 
 from mlxcel import LLM, AsyncLLM, SamplingParams
 
+pytestmark = pytest.mark.on_jax(most=1)
+
 LENGTHS = (1, 5, 16, 17, 40, 64, 65, 90)
 BUDGETS = (1, 2, 3, 5, 8, 40, 40, 40)
 
@@ -33,7 +35,6 @@ def test_h_g1_eight_prompts_one_by_one_and_together(backend, store):
     assert [said(reply)[0] for reply in replies] == [alone(prompt, max_tokens=20, logprobs=3) for prompt in prompts]
 
 
-@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("store", ["dense", "paged"])
 @pytest.mark.parametrize("slots", [3, 8])
 def test_h_g5_a_freed_slot_never_touches_a_live_one(backend, store, slots):
@@ -48,7 +49,6 @@ def test_h_g5_a_freed_slot_never_touches_a_live_one(backend, store, slots):
     assert it.all_free()
 
 
-@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("concurrency", range(1, 10))
 def test_h_g7_odd_sizes_and_late_joiners(backend, concurrency):
     rng = np.random.default_rng(concurrency)

@@ -14,6 +14,8 @@ from mlxcel import LLM
 from mlxcel.plugins.kv.kept_pages import CacheLimits
 from mlxcel.plugins.kv.prefix_index import PrefixIndex
 
+pytestmark = pytest.mark.on_jax(most=1)
+
 STORES = ("dense", "paged")
 SEEDED = {"temperature": 1.0, "seed": 3}
 MIXED = {**SEEDED, "repetition_penalty": 1.3, "mirostat": 2}
@@ -40,7 +42,6 @@ def test_h_j1_the_same_request_three_times(store, length):
     assert it.all_free()
 
 
-@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_h_j2_a_whole_prompt_hit_has_the_logits_of_a_miss(store, length):
     """The cache's length is cut with the cursor: every bit of every logit that was drawn from."""
@@ -76,7 +77,6 @@ def test_h_j6_counted_bytes_are_measured_and_the_limit_holds(backend, limit):
     assert stats.evictions["capacity"] > 0 or stats.rejects["oversized"] or limit == 30
 
 
-@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("layers", [("full", "full"), ("full", "window 16")], ids=["full", "window"])
 @pytest.mark.parametrize("length", [19, 33, 47])
 def test_h_j8_a_saved_prefix_goes_on_as_uninterrupted(backend, store, layers, length, tmp_path):

@@ -16,6 +16,8 @@ from mlxcel.core.params import SamplingParams
 from mlxcel.core.request import SequenceSpec
 from mlxcel.errors import QueueFull, ShuttingDown
 
+pytestmark = pytest.mark.on_jax(most=1)
+
 STORES = ("dense", "paged")
 PATIENCE = 60
 """Seconds that a test waits for what must come: beyond any load of the machine, so that only a hang exceeds it."""
@@ -61,7 +63,6 @@ def test_h_k1_pages_before_one_that_a_row_shares_with_the_cache_come_free_too(be
     assert it.all_free()
 
 
-@pytest.mark.on_jax(most=3)
 @pytest.mark.parametrize("ticks", range(38, 44))
 def test_h_k1_pages_that_a_victim_shared_with_the_cache_come_free_too(backend, ticks):
     """C23: the prompt of a later row is kept as soon as it is computed, and then the cache has every page of that row.
@@ -78,7 +79,6 @@ def test_h_k1_pages_that_a_victim_shared_with_the_cache_come_free_too(backend, t
     assert it.all_free()
 
 
-@pytest.mark.on_jax(most=3)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 6, 12])
 def test_h_k3_a_client_that_leaves_frees_its_row_in_every_phase(backend, store, ticks):

@@ -17,6 +17,8 @@ from mlxcel.plugins.builtin import mlxcel_families
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.plugins.kv.prefix_index import PrefixIndex, blake2b
 
+pytestmark = pytest.mark.on_jax(most=1)
+
 PROMPT = ids_of(70)
 PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "dry_multiplier": 0.8, "dry_sequence_breakers": ()}
 SEEDED = {"temperature": 0.9, "seed": 7, "top_p": 0.95}
@@ -43,7 +45,6 @@ def test_h_j1_h_j4_the_same_request_five_times(store, params):
     assert [ran.cached for ran in runs] == [0, *[len(PROMPT) - 1] * 4]
 
 
-@pytest.mark.on_jax(most=4)
 @pytest.mark.parametrize("length", [16, 17, 31, 32, 33, 127, 128, 129])
 def test_h_j2_a_whole_prompt_hit_has_the_first_logits_of_a_miss(store, length):
     """Spec X6: the KV length is cut together with the cursor, at each border of pages and blocks."""
@@ -81,7 +82,6 @@ def family_checkpoint(case, folder):
     return checkpoint, spec.load()()
 
 
-@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("case", ["llama-untied", "gemma3-seven-layers", "gemma2", "qwen3", "lfm2", "mixtral-window"])
 def test_every_family_hits_with_the_bits_of_a_miss_or_declines(tmp_path, store, case):
     """Spec X8, X14, X15; greedy and seeded, with penalties whose history includes adopted ids."""

@@ -94,7 +94,7 @@ def logits_over_pages(loaded, ids, page_size, order, fill):
 
 
 @pytest.mark.on_jax(most=2)
-@pytest.mark.parametrize("length", [300, 129, 128, 127, 17, 16, 15, 1])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 300])
 def test_dense_is_paged_whatever_the_pages_held(backend, small_checkpoint, length):
     """Spec V4, V6, V8: pages of 16, 64, 128 and one of 384, any numbering, NaN behind the row and in free pages."""
     loaded = loaded_family(Llama(), small_checkpoint)
