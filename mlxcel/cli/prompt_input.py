@@ -47,11 +47,11 @@ def read_prompt(
             if value is not None:
                 raise _conflict("--raw", flag)
     if system is not None:
-        system = _utf8(system, "--system")
+        system = argument_text(system, "--system")
     if token_ids is not None:
         return PromptInput(ids=_read_ids(token_ids))
     if messages is not None:
-        return PromptInput(messages=_read_messages(messages))
+        return PromptInput(messages=read_messages(messages, "--messages "))
     text = _text(prompt, file)
     if raw:
         return PromptInput(text=text)
@@ -63,7 +63,7 @@ def read_prompt(
 
 def _text(prompt: str | None, file: str | None) -> str:
     if prompt is not None:
-        return _utf8(prompt, "the prompt")
+        return argument_text(prompt, "the prompt")
     if file is None and sys.stdin.isatty():
         raise UsageError(
             "there is no prompt: no -p, no -f, and stdin is a terminal",
@@ -91,15 +91,16 @@ def _read_text(file: str) -> str:
         ) from error
 
 
-def _read_messages(file: str) -> list[dict[str, Any]]:
-    where = "stdin" if file == "-" else file
+def read_messages(file: str, flag: str = "") -> list[Any]:
+    """A list, whatever it holds. UsageError, whose message begins with the `flag`, for anything else."""
+    where = f"{flag}{'stdin' if file == '-' else file}"
     try:
         messages = json.loads(_read_text(file))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--messages {where} is not valid JSON: {error}") from error
+        raise UsageError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(messages, list):
         raise UsageError(
-            f"--messages {where} holds a JSON {type(messages).__name__}, a list of messages is needed",
+            f"{where} holds a JSON {type(messages).__name__}, a list of messages is needed",
             hint='such as [{"role": "user", "content": "Hello"}]',
         )
     return messages
@@ -113,7 +114,7 @@ def _read_ids(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.split(r"[,\s]+", text.strip()))
 
 
-def _utf8(text: str, what: str) -> str:
+def argument_text(text: str, what: str) -> str:
     """An argument's text. In a locale that is not UTF-8 Python could not read its bytes, which may still be UTF-8."""
     try:
         text.encode("utf-8")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlxcel.errors import MlxcelError
 
 
 def open_missing() -> None:
@@ -29,6 +33,11 @@ def tell(line: str) -> None:
     """A line on stderr. Where it cannot be written the work goes on: the exit code still says how it ended."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
+
+
+def tell_error(error: MlxcelError) -> None:
+    """Of a program that goes on: what is wrong, and the next step where there is one."""
+    tell(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
 
 
 def give_up_stdout() -> None:
