@@ -23,6 +23,7 @@ from mlxcel.store.root import cache_root, state_root, store_root
 Origin = Literal["flag", "environment", "config", "default"]
 
 CONFIG_VARIABLE: Final = "MLXCEL_CONFIG"
+API_KEY_VARIABLE: Final = "MLXCEL_API_KEY"
 COMPLETION_VARIABLE: Final = "_MLXCEL_COMPLETE"
 STORE_VARIABLES: Final = ("MLXCEL_MODELS_DIR", "MLXCEL_CACHE_DIR", "XDG_CACHE_HOME")
 STATE_VARIABLE: Final = "XDG_STATE_HOME"
@@ -125,6 +126,11 @@ class EngineConfig:
 def completion_request(environ: Mapping[str, str] | None = None) -> str | None:
     """What a shell's completion script asks for, None in ordinary runs."""
     return (os.environ if environ is None else environ).get(COMPLETION_VARIABLE)
+
+
+def api_key_variable(environ: Mapping[str, str] | None = None) -> str | None:
+    """A server's key, beside those of its flags; None where there is none."""
+    return (os.environ if environ is None else environ).get(API_KEY_VARIABLE) or None
 
 
 def set_variables(values: Mapping[str, str | None], *, unless_set: Mapping[str, str]) -> None:

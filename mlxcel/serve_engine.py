@@ -13,6 +13,7 @@ from mlxcel.core.prompt_cache import Freed, PromptCache
 from mlxcel.core.scheduler import Scheduler
 from mlxcel.core.scheduler_settings import SchedulerSettings
 from mlxcel.load import LoadedModel, load_model
+from mlxcel.warm_up import warm_up_rows
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
@@ -28,6 +29,7 @@ class Serving:
 
     model: LoadedModel
     scheduler: Scheduler
+    warm_up: float = 0.0  # seconds that rows took before it was ready
 
     @property
     def cache(self) -> PromptCache | None:
@@ -63,12 +65,15 @@ def serve(
     progress: Progress,
     *,
     max_queue_depth: int,
+    warm: bool = False,
     tokenizer: Tokenizer | None = None,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Serving:
-    """Load the model and start its scheduler. `tokenizer` takes the place of the checkpoint's own. Raises as
-    `load_model` does; UsageError for a scheduler option that this backend or level cannot honour."""
+    """Load the model and start its scheduler; with `warm`, unless `--no-warmup` says otherwise, wait for rows that go
+    all the way of a request. `tokenizer` takes the place of the checkpoint's own. Raises as `load_model` does;
+    UsageError for a scheduler option that this backend or level cannot honour, EngineUnhealthy for one that does not
+    get through the rows."""
     model = load_model(config, manager, progress, scheduled=True, tokenizer=tokenizer, say=say, clock=clock)
     try:
         settings = scheduler_settings(config, model, max_queue_depth)
@@ -85,11 +90,14 @@ def serve(
             observers=model.observers,
             clock=clock,
         )
-        scheduler.start()
+        started = clock()
+        scheduler.start(warm_up_rows(model) if warm and not config.no_warmup else ())
+        if warm:
+            scheduler.wait_ready()
     except BaseException:
         model.close()
         raise
-    return Serving(model, scheduler)
+    return Serving(model, scheduler, warm_up=clock() - started)
 
 
 def scheduler_settings(config: EngineConfig, model: LoadedModel, max_queue_depth: int) -> SchedulerSettings:

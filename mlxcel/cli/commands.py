@@ -29,6 +29,7 @@ class BuiltIn:
 BUILT_IN: Final = (
     BuiltIn("run", "mlxcel.cli.run:command", "Talk with a model, or ask it one thing.", "Text"),
     BuiltIn("generate", "mlxcel.cli.generate:command", "Answer one prompt.", "Text"),
+    BuiltIn("serve", "mlxcel.cli.serve:command", "Serve a model over HTTP.", "Text"),
     BuiltIn(
         "list", "mlxcel.cli.list:command", "Models in the store, and names that can be fetched.", "Models", ("ls",)
     ),

@@ -1,0 +1,52 @@
+"""No body is read beyond `--max-body-size` (docs/spec/clients.md 3.5)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mlxcel.server.errors import error_response, shape_of
+from mlxcel.server.refusals import BodyTooLarge
+
+DRAINED: Final = 4
+"""Times the limit that is read and dropped before the refusal: a client that is still sending would not see it."""
+
+
+class BodyLimit:
+    """Refuses by the length that is stated; where none is, `receive` raises BodyTooLarge at the byte too many."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        stated = Headers(scope=scope).get("content-length", "")
+        if stated.isdecimal() and int(stated[:20]) > self._limit:
+            await self._drop(receive)
+            response = error_response(BodyTooLarge(self._limit), shape_of(scope["path"]), scope["state"]["request_id"])
+            await response(scope, receive, send)
+            return
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._limit:
+                await self._drop(receive)
+                raise BodyTooLarge(self._limit)
+            return message
+
+        await self._app(scope, counted, send)
+
+    async def _drop(self, receive: Receive) -> None:
+        dropped = 0
+        while dropped <= DRAINED * self._limit:
+            message = await receive()
+            dropped += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return

@@ -1,0 +1,99 @@
+"""The model's way into a server that is up already: on a thread of its own, and out again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mlxcel.core.source import Progress
+from mlxcel.errors import EngineUnhealthy, MlxcelError, ShuttingDown
+from mlxcel.server.served import ServedModel
+from mlxcel.server.state import ServerState
+
+if TYPE_CHECKING:
+    from mlxcel.config import EngineConfig
+    from mlxcel.serve_engine import Serving
+
+log = logging.getLogger("mlxcel.server")
+
+Load = Callable[[], "Serving"]
+
+
+class StoppableProgress:
+    """Passes progress on until `stop`, which whoever loads meets as ShuttingDown. `seconds` went into compiling."""
+
+    def __init__(self, progress: Progress, clock: Callable[[], float] = time.monotonic) -> None:
+        self._progress, self._clock = progress, clock
+        self._stopped = threading.Event()
+        self._compiling: float | None = None
+        self.seconds = 0.0
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def start(self, phase: str, total: int | None, unit: str) -> None:
+        self._check()
+        self._compiling = self._clock() if phase == "compile" else None
+        self._progress.start(phase, total, unit)
+
+    def advance(self, done: int) -> None:
+        self._check()
+        self._progress.advance(done)
+
+    def finish(self) -> None:
+        if self._compiling is not None:
+            self.seconds += self._clock() - self._compiling
+            self._compiling = None
+        self._progress.finish()
+
+    def _check(self) -> None:
+        if self._stopped.is_set():
+            raise ShuttingDown("the server ended before its model was loaded")
+
+
+class ModelThread:
+    """Loads, watches, and closes the model of a server. `start` and `stop` are called on its event loop."""
+
+    def __init__(self, state: ServerState, load: Load, config: EngineConfig) -> None:
+        self._state, self._load, self._config = state, load, config
+        self._serving: Serving | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin to load; returns at once."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, name="mlxcel-model", daemon=True).start()
+
+    async def stop(self) -> None:
+        """Free the model, unless its engine hangs. One that is still being loaded is closed once it is there."""
+        self._stopped.set()
+        if self._serving is not None and self._state.phase != "failed":
+            await asyncio.to_thread(self._serving.close)
+
+    def _run(self) -> None:
+        try:
+            serving = self._serving = self._load()
+            if self._stopped.is_set():
+                serving.close()
+                return
+            served = ServedModel(serving, self._config, self._state.settings)
+        except Exception as error:
+            if not isinstance(error, MlxcelError):
+                log.error("the model could not be loaded", exc_info=error)
+                error = EngineUnhealthy(f"the model could not be loaded: {error!r}", hint="-vv shows where")
+            self._tell(self._state.fail, error)
+            return
+        self._tell(self._state.ready, served)
+        serving.scheduler.join()
+        if not self._stopped.is_set():
+            self._tell(self._state.fail, serving.scheduler.sick or EngineUnhealthy("the engine ended", hint="restart"))
+
+    def _tell(self, change: Callable[..., None], value: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(change, value)
+        except RuntimeError:
+            log.debug("the server ended before its model was told of", exc_info=True)
