@@ -89,8 +89,8 @@ class ModelThread:
             return
         self._tell(self._state.ready, served)
         serving.scheduler.join()
-        if not self._stopped.is_set():
-            self._tell(self._state.fail, serving.scheduler.sick or EngineUnhealthy("the engine ended", hint="restart"))
+        if (sick := serving.scheduler.sick) is not None and not self._stopped.is_set():
+            self._tell(self._state.fail, sick)
 
     def _tell(self, change: Callable[..., None], value: object) -> None:
         try:
