@@ -79,21 +79,28 @@ def click_option(option: Option) -> SectionOption:
             if value:
                 program.give(option, True, words)
             return
+        if option.on_off:
+            if value is not None:
+                program.give(option, value, words if value else f"--no-{words[2:]}")
+            return
         for item in value:
             program.give(option, item, words)
 
     shape: dict[str, Any] = (
         {"is_flag": True, "default": False}
         if option.switch
+        else {"default": None}
+        if option.on_off
         else {
             "multiple": True,  # so that two different values are noticed
             "type": KindType(option.kind),
             "metavar": option.kind.metavar,
         }
     )
+    flags = [f"{flag}/--no-{flag[2:]}" if option.on_off else flag for flag in option.flags]
     help_text = option.help if option.switch else f"{option.help}  [{option.default_words}]"
     return SectionOption(
-        option.flags, expose_value=False, callback=note, help=help_text, section=SECTIONS[option.group], **shape
+        flags, expose_value=False, callback=note, help=help_text, section=SECTIONS[option.group], **shape
     )
 
 
