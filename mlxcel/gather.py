@@ -171,16 +171,17 @@ class Gathered:
         ranks = {found: place for place, (found, _) in enumerate(token.top, start=1)}
         values = {token.token: token.logprob, **dict(token.top)}
         return {
-            found: Logprob(_log(value) if linear else value, ranks.get(found), self._text(found))
+            found: Logprob(log_of(value) if linear else value, ranks.get(found), self._text(found))
             for found, value in values.items()
         }
 
     def _log(self, value: float) -> float:
-        return _log(value) if self._linear else value
+        return log_of(value) if self._linear else value
 
     def _text(self, token: int) -> str:
         return self._tokenizer.token_bytes(token).decode("utf-8", "replace") or self._tokenizer.token_text(token)
 
 
-def _log(probability: float) -> float:
+def log_of(probability: float) -> float:
+    """Its natural logarithm, finite."""
     return math.log(probability) if probability > 0 else NO_CHANCE

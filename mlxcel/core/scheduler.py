@@ -111,7 +111,7 @@ class Scheduler:
 
     @property
     def room(self) -> bool:
-        """Whether the queue's bound would let a request in now. Who has more than one to submit asks first: a refusal is
+        """Whether the queue's bound would let a request in now. Who has several to submit asks first: a refusal is
         recorded."""
         return self._inbox.room
 
