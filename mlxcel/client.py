@@ -174,7 +174,7 @@ class LocalClient:
             asked,
             resolved,
             request_id=request_id or f"req-{secrets.token_hex(8)}",
-            caps=Caps(max_logprobs=model.engine.settings.max_logprobs),
+            caps=Caps(max_n=self._config.max_n, max_logprobs=self._config.max_logprobs),
             template_kwargs=self._config.chat_template_kwargs,
         )
 

@@ -81,6 +81,8 @@ class EngineConfig:
     prompt_cache_ttl: float
     prompt_cache_min_prefix: int
     prompt_cache_file: str | None
+    max_n: int
+    max_logprobs: int
     print_token_ids: bool
     trace_hooks: bool
     plugins: str | None

@@ -286,6 +286,7 @@ def _assemble(
             slots,
             chunk,
             config.max_consecutive_faults,
+            config.max_logprobs,
             identity=attrs.evolve(identify(checkpoint, context.positions), backend=parts.chosen.name),
         ),
         observers=observers,

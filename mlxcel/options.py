@@ -248,6 +248,15 @@ OPTIONS: Final = (
         "File that kept prompts are read from at the start and written to at the end.", "scheduler",
     ),
     Option(
+        "max_n", ("--max-n",), "MLXCEL_MAX_N", whole(1, 65536, "an integer from 1 to 65536"), 16, "16",
+        "Most replies that one prompt may ask for.", "scheduler",
+    ),
+    Option(
+        "max_logprobs", ("--max-logprobs",), "MLXCEL_MAX_LOGPROBS",
+        whole(-1, 2**31 - 1, "an integer from 0 to 2147483647, or -1"), 20, "20",
+        "Most log-probabilities a position; -1: of the whole vocabulary.", "scheduler",
+    ),
+    Option(
         "print_token_ids", ("--print-token-ids",), "MLXCEL_PRINT_TOKEN_IDS", SWITCH, False, "off",
         "Token ids of the reply on stderr.", "output", in_file=False,
     ),

@@ -51,6 +51,8 @@ SAMPLES = {
     "prompt_cache_ttl": ("1.5", 1.5),
     "prompt_cache_min_prefix": ("9", 9),
     "prompt_cache_file": ("kept.bin", "kept.bin"),
+    "max_n": ("3", 3),
+    "max_logprobs": ("-1", -1),
     "priority_ageing_seconds": ("3", 3.0),
 }
 
@@ -89,10 +91,12 @@ def test_flag_variable_keyword_and_file_reach_one_value(
         assert (value(config, option), config.origins[option.name]) == (meant, "config")
     for variable in (other.env for other in OPTIONS if other.env):
         monkeypatch.delenv(variable, raising=False)
-    for flag in option.flags if option.group != "scheduler" else ():
-        context = CliContext()
+    many = option.group == "scheduler"
+    for flag in option.flags:
+        context = CliContext(scheduler=many)
         root = program()
-        arguments = ["generate", flag] if option.switch else ["generate", flag, text]
+        said = [f"--no-{flag[2:]}"] if option.on_off else [flag] if option.switch else [flag, text]
+        arguments = ["serve" if many else "generate", *said]
         with root.make_context("mlxcel", arguments, obj=context) as ctx:
             name, command, rest = root.resolve_command(ctx, [*ctx._protected_args, *ctx.args])
             assert command is not None

@@ -48,7 +48,7 @@ HISTORY: Final = "run-history"
         *engine_options("output", "model", "engine"),
         config_option(),
         *engine_options("advanced"),
-        *engine_options("scheduler", without=("max_num_seqs",)),
+        *engine_options("scheduler", without=("max_num_seqs", "max_n", "max_logprobs")),
     ],
 )
 @click.pass_obj

@@ -33,7 +33,7 @@ class ServedModel:
         self._config, self._settings = config, settings
         model = serving.model
         self.names: Sequence[str] = config.served_model_name or (model.facts.name,)
-        self.caps = Caps(max_n=settings.max_n, max_logprobs=model.engine.settings.max_logprobs)
+        self.caps = Caps(max_n=config.max_n, max_logprobs=config.max_logprobs)
         facts, engine = model.facts, model.engine
         weights = engine.settings.identity.fingerprint[:12]
         self.fingerprint = f"mlxcel-{version()}-{model.backend}-{engine.level}-{model.caps.dtype}-{weights}"

@@ -22,8 +22,7 @@ class ServerSettings:
 
     `timeout` 0: requests may take any time; `shutdown_timeout` 0: a shutdown waits for them as long. `allowed_origins`
     None: those of this machine; `("*",)`: any. `sse_ping_interval` below 0: no keep-alive. `sampling` are the defaults
-    of requests, by field of SamplingParams. `max_n` is the most choices of a prompt, `max_prompts` the most prompts of
-    a request.
+    of requests, by field of SamplingParams. `max_prompts` is the most prompts of a request.
     """
 
     host: str = "127.0.0.1"
@@ -37,7 +36,6 @@ class ServerSettings:
     strict: bool = False
     max_body_size: int = MAX_BODY
     max_prompts: int = 256
-    max_n: int = 16
     sse_ping_interval: float = 15.0
     ui: bool = True
     slots: bool = True
