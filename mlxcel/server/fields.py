@@ -70,21 +70,26 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class Generating(Body, kw_only=True):
-    """What every route of OpenAI's kind reads that generates. `request_id` names the reply; `sse_ping_interval` is in
-    seconds; without `cache_prompt` the prefix cache is neither read nor filled."""
+class Asking(Body, kw_only=True):
+    """What every route reads that generates. `request_id` names the reply; `sse_ping_interval` is in seconds; without
+    `cache_prompt` the prefix cache is neither read nor filled."""
 
     samples: ClassVar[bool] = True
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
     cache_salt: Salt | None = None
     cache_prompt: bool = True
     priority: Priority | None = None
     request_id: RequestId | None = None
+    sse_ping_interval: Ping | None = None
+
+
+class Generating(Asking, kw_only=True):
+    """What the routes of OpenAI's kind read."""
+
+    stream_options: StreamOptions | None = None
     return_token_ids: bool = False
     return_progress: bool = False
-    sse_ping_interval: Ping | None = None
 
 
 class Completion(Generating, kw_only=True):
