@@ -42,9 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Each case on JAX compiles programs of its own: `on_jax` spreads a few over all of a test's cases."""
     cases: dict[tuple[Path, str], list[pytest.Function]] = {}
     for item in items:
-        if not isinstance(item, pytest.Function) or item.get_closest_marker("on_jax") is None:
+        case = getattr(item, "callspec", None)  # of a test that is parametrised
+        if case is None or not isinstance(item, pytest.Function) or item.get_closest_marker("on_jax") is None:
             continue
-        if item.callspec.params.get("backend") not in (None, REFERENCE):
+        if case.params.get("backend") not in (None, REFERENCE):
             cases.setdefault((item.path, item.originalname), []).append(item)
     for found in cases.values():
         marker = found[0].get_closest_marker("on_jax")
