@@ -59,6 +59,12 @@ class ModelFacts:
     context: int
     sha256: str | None
     vocab: int
+    window: int  # positions the model was made for
+    parameters: int
+    file_bytes: int  # of the weights in the checkpoint
+    weight_bytes: int  # as the backend holds them
+    position_bytes: int  # of KV in pages that one position takes
+    row_bytes: int  # of rings and recurrent state that one row owns
 
 
 @attrs.frozen
@@ -308,6 +314,12 @@ def _assemble(
         context=context.positions,
         sha256=_sha256(found),
         vocab=vocab,
+        window=footprint.window,
+        parameters=footprint.parameters,
+        file_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+        weight_bytes=backend.weight_bytes,
+        position_bytes=memory_plan.position_bytes,
+        row_bytes=memory_plan.row_bytes(context.positions),
     )
     if unused := unused_tensors(family.schema(model_config), checkpoint):
         log.info("%s", unused_line(unused))

@@ -166,6 +166,22 @@ class Backend(Protocol):
         ...
 
 
+@attrs.frozen
+class Compilations:
+    """Programs that were compiled: before a backend was ready, and since."""
+
+    warm_up: int
+    service: int
+
+
+@runtime_checkable
+class CountsCompilations(Protocol):
+    """A backend that compiles, and counts."""
+
+    @property
+    def compilations(self) -> Compilations: ...
+
+
 @runtime_checkable
 class WarmsUp(Protocol):
     """A backend that compiles. One that has this method is called once, behind `start` and before the first step."""

@@ -69,5 +69,6 @@ class EndRecords:
             prompt_logprobs=job.prompt_logprobs or (),
             truncated_tokens=job.truncated,
             cached_tokens=row.cached,
+            cache_miss=None if row.cache_miss is None else row.cache_miss.value,
             error=error,
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxcel.core.backend import Backend, BackendCaps, Level
+from mlxcel.core.backend import Backend, BackendCaps, Compilations, CountsCompilations, DeviceMemory, Level
 from mlxcel.core.engine_parts import EngineParts
 from mlxcel.core.finish import Ending, Finish
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
@@ -106,6 +106,21 @@ class Engine(KVCalls):
     def open_sequences(self) -> tuple[int, ...]:
         """Ids in the order they were opened."""
         return tuple(row.id for row in self._rows if not row.closing)
+
+    @property
+    def device_memory(self) -> DeviceMemory | None:
+        """As it is now, None where the device has none of its own."""
+        return self._backend.memory()
+
+    @property
+    def compilations(self) -> Compilations | None:
+        """None where nothing is compiled."""
+        backend = self._backend
+        return backend.compilations if isinstance(backend, CountsCompilations) else None
+
+    def slot(self, sequence_id: int) -> int | None:
+        """The row's place among the rows of the engine; None while it has none."""
+        return self._rows.get(sequence_id).slot
 
     def view(self, sequence_id: int) -> SequenceView:
         return SequenceView.of(self._rows.get(sequence_id))

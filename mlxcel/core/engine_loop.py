@@ -18,6 +18,7 @@ from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.reservation import Remedies, Reservation, Work
 from mlxcel.core.roster import Roster
+from mlxcel.core.row_view import RowView
 from mlxcel.core.scheduler_settings import SchedulerSettings
 from mlxcel.core.seating import Seating
 from mlxcel.core.tick import Action, TickState, decide
@@ -87,6 +88,10 @@ class EngineLoop:
     def idle(self) -> bool:
         """Whether no request is left."""
         return not self._roster.jobs and not self._flights
+
+    def views(self) -> list[RowView]:
+        """See `Scheduler.rows`."""
+        return self._roster.views()
 
     def next_deadline(self) -> float | None:
         """When a tick is due though no message came, on the clock."""

@@ -10,6 +10,7 @@ import numpy as np
 from mlxcel.core.bind_params import reply_bound
 from mlxcel.core.outbox import Outbox
 from mlxcel.core.plan import Decode, PrefillPlan, Scores, Span, TokenLogprobs
+from mlxcel.core.prefix import Reject
 from mlxcel.core.request import Request, SequenceSpec
 
 Rank = tuple[int, float, int, int]
@@ -75,6 +76,7 @@ class Row:
     scores: list[Scores] = attrs.field(factory=list)
     # for its end record
     cached: int = 0
+    cache_miss: Reject | None = None  # why nothing was cached
     started: float | None = None
     first_token: float | None = None
     last_token: float | None = None

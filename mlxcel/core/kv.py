@@ -112,6 +112,9 @@ class KVStats:
     page_size: int
     cached: int = 0  # held, and by no row
     pinned: int = 0  # with more than one holder
+    taken: int = attrs.field(default=0, eq=False)  # pages that were given out so far; these never go down
+    returned: int = attrs.field(default=0, eq=False)  # pages that came free
+    copied: int = attrs.field(default=0, eq=False)  # before a row wrote to them
 
 
 @runtime_checkable

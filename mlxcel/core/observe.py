@@ -34,6 +34,10 @@ class Observers:
         """Whether there is anyone to tell."""
         return bool(self._observers)
 
+    def add(self, observer: Observer) -> None:
+        """One more, from now on. From any thread."""
+        self._observers = (*self._observers, observer)
+
     def step_finished(self, report: StepReport) -> None:
         self._tell(lambda observer: observer.step_finished(report))
 

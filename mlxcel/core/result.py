@@ -89,6 +89,7 @@ class RequestResult:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # of each prompt id, none for the first; () if not asked
     truncated_tokens: int = 0  # ids that `truncate_prompt_tokens` took off the prompt's beginning
     cached_tokens: int = 0
+    cache_miss: str | None = None  # why there are none, by a name of spec 8.6
     error: Exception | None = None
 
     @property

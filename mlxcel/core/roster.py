@@ -15,6 +15,7 @@ from mlxcel.core.job import Job, Row, RowState
 from mlxcel.core.piecework import Ring
 from mlxcel.core.plan import Decode, Scores
 from mlxcel.core.prompt_cache import PromptCache
+from mlxcel.core.row_view import RowView
 from mlxcel.core.seating import Seating, needs_score
 from mlxcel.core.sequence import SequenceState
 from mlxcel.core.waiting import WaitingLine
@@ -110,6 +111,15 @@ class Roster:
         if job.waits and all(row.started is not None or row.state is RowState.ENDED for row in job.rows):
             job.waits = False
             self._inbox.count(busy=len(self.seated), left=1)
+
+    def views(self) -> list[RowView]:
+        """Of all rows that ever had a place and have not ended."""
+        return [
+            RowView.of(row, None if row.sequence_id not in self.seated else self._engine.slot(row.sequence_id))
+            for job in self.jobs.values()
+            for row in job.rows
+            if row.started is not None and row.state is not RowState.ENDED
+        ]
 
     # --- on the way ---------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.core.prompt_ids import check_prompt, truncate_prompt
 from mlxcel.core.reply import Reply
 from mlxcel.core.request import Request, SequenceSpec
+from mlxcel.core.row_view import RowView
 from mlxcel.core.scheduler_settings import SchedulerSettings
 from mlxcel.core.seating import Seating
 from mlxcel.core.waiting import virtual_arrival
@@ -134,6 +135,10 @@ class Scheduler:
     def stats(self) -> Counters:
         """What was counted so far: a copy."""
         return self._counters.copy()
+
+    def rows(self) -> list[RowView]:
+        """Rows that have a place, or had one and wait for it again. To be asked by `call`, between two ticks."""
+        return self._loop.views()
 
     def call(self, work: Callable[[], T]) -> T:
         """Have `work` called between two ticks, where engine and cache are nobody else's, and wait for what it returns.

@@ -14,6 +14,7 @@ from mlxcel.core.job import Row
 from mlxcel.core.kv import KVStats
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.piecework import Ring
+from mlxcel.core.prefix import Reject
 from mlxcel.core.prompt_cache import Match, PromptCache
 from mlxcel.core.request import SequenceSpec
 from mlxcel.errors import CapacityError
@@ -69,6 +70,8 @@ class Seating:
                     return False
                 self._counters.reclaims_total["cache"] += 1
         row.at, row.adopted_prefilled = match.length, match.prefilled
+        if row.started is None:
+            row.cache_miss = match.reject
         self._refused = None
         return True
 
@@ -88,7 +91,7 @@ class Seating:
         if row.sequence_id is None:
             if cache is None:
                 row.sequence_id = engine.open(row.spec)
-                return Match()
+                return Match(reject=Reject.DISABLED)
             row.sequence_id, match = cache.open(engine, row.spec, allowed=allowed)
             row.cached = match.length
             return match

@@ -34,6 +34,7 @@ class DenseKV:
         self._free = list(range(slots - 1, -1, -1))
         self._rows: dict[int, _Row] = {}
         self._held: set[int] = set()  # pages that were detached
+        self._taken = self._returned = 0  # so far
 
     def open(self, sequence_id: int, capacity: int) -> None:
         if not self._free:
@@ -44,6 +45,7 @@ class DenseKV:
         if capacity > self.page_size:
             raise CapacityError(f"a row of {capacity} positions was asked for, a page holds {self.page_size}")
         self._rows[sequence_id] = _Row(self._free.pop(), ceil_block(capacity))
+        self._taken += 1
 
     def adopt(self, sequence_id: int, capacity: int, pages: Sequence[int], length: int) -> None:
         """The page moves here. AdoptError when it has moved before, or was given back."""
@@ -69,6 +71,7 @@ class DenseKV:
         for page in pages:
             self._held.remove(page)
             self._free.append(page)
+            self._returned += 1
 
     def holders(self, page: int) -> int:
         return int(page in self._held or any(row.page == page for row in self._rows.values()))
@@ -111,9 +114,18 @@ class DenseKV:
         if row is None:
             raise UnknownSequence(sequence_id)
         self._free.append(row.page)
+        self._returned += 1
 
     def stats(self) -> KVStats:
-        return KVStats(self.num_pages, len(self._free), len(self._rows), self.page_size, len(self._held))
+        return KVStats(
+            self.num_pages,
+            len(self._free),
+            len(self._rows),
+            self.page_size,
+            len(self._held),
+            taken=self._taken,
+            returned=self._returned,
+        )
 
     def _row(self, sequence_id: int) -> _Row:
         try:

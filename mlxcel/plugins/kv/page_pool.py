@@ -18,6 +18,7 @@ class PagePool:
     def __init__(self, total: int) -> None:
         self.total = total
         self.owned = self.cached = self.pinned = 0
+        self.taken = self.given_back = 0  # so far
         self._rows = np.zeros(total, np.int32)  # holds of each page by tables of rows
         self._others = np.zeros(total, np.int32)
         self._returned: list[int] = []  # free pages that were held before, the next one last
@@ -40,6 +41,7 @@ class PagePool:
         else:
             raise RuntimeError(f"a page was taken, and all {self.total} are held")
         self._change(page, rows=1)
+        self.taken += 1
         return page
 
     def retain(self, pages: Iterable[int], *, row: bool) -> None:
@@ -55,6 +57,7 @@ class PagePool:
             self._change(page, rows=-int(row), others=-int(not row))
             if not self.holders(page):
                 self._returned.append(page)
+                self.given_back += 1
 
     def check(self) -> None:
         """RuntimeError unless the counters are what the counts of the pages come to. For tests: looks at all pages."""

@@ -168,7 +168,17 @@ class PagedKV:
 
     def stats(self) -> KVStats:
         pool = self._pool
-        return KVStats(self.num_pages, pool.free, pool.owned, self.page_size, pool.cached, pool.pinned)
+        return KVStats(
+            self.num_pages,
+            pool.free,
+            pool.owned,
+            self.page_size,
+            pool.cached,
+            pool.pinned,
+            pool.taken,
+            pool.given_back,
+            self.copies,
+        )
 
     def check(self) -> None:
         """RuntimeError unless all accounts of the pages agree, and no page that a row may write into is held by
