@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from mlxcel.core.acting_order import acting_order
-from mlxcel.core.result import RequestResult
+from mlxcel.core.result import RequestResult, Timings
 
 if TYPE_CHECKING:
+    from mlxcel.core.params import SamplingParams
     from mlxcel.load import LoadedModel
 
 
@@ -26,17 +28,21 @@ def usage(result: RequestResult) -> dict[str, Any]:
 
 def timings(result: RequestResult) -> dict[str, Any]:
     """Milliseconds and rates; null where the moment never came. The predicted rates are over n - 1 intervals."""
-    times = result.timings
     evaluated = sum(span.length for span in result.pieces)
-    intervals = len(result.token_ids) - 1
+    return timings_of(result.timings, cached=result.cached_tokens, evaluated=evaluated, predicted=len(result.token_ids))
+
+
+def timings_of(times: Timings, *, cached: int, evaluated: int, predicted: int) -> dict[str, Any]:
+    """As `timings`, of so many tokens of the prompt and of the reply."""
+    intervals = predicted - 1
     prompt_ms, predicted_ms, ttft_ms = (_ms(value) for value in (times.prompt, times.predicted, times.ttft))
     return {
-        "cache_n": result.cached_tokens,
+        "cache_n": cached,
         "prompt_n": evaluated,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": _over(prompt_ms, evaluated),
         "prompt_per_second": _over(evaluated * 1000.0, prompt_ms),
-        "predicted_n": len(result.token_ids),
+        "predicted_n": predicted,
         "predicted_ms": predicted_ms,
         "predicted_per_token_ms": _over(predicted_ms, intervals),
         "predicted_per_second": _over(intervals * 1000.0, predicted_ms) if intervals > 0 else None,
@@ -46,9 +52,13 @@ def timings(result: RequestResult) -> dict[str, Any]:
 
 
 def sampling(result: RequestResult, vocab: int) -> dict[str, Any]:
-    """The values that were applied, in the shape in which a request gives them; `order`, the stages that acted;
-    `origin`, where each value came from."""
-    params = result.params
+    """The values that were applied, as `effective` has them."""
+    return effective(result.params, result.origin, vocab)
+
+
+def effective(params: SamplingParams, origin: Mapping[str, str], vocab: int) -> dict[str, Any]:
+    """Values in the shape in which a request gives them; `order`, the stages that act; `origin`, where each value came
+    from."""
     return {
         **attrs.asdict(params, recurse=False),
         "logit_bias": [[token, False if added is None else added] for token, added in params.logit_bias],
@@ -57,7 +67,7 @@ def sampling(result: RequestResult, vocab: int) -> dict[str, Any]:
             {"name": processor.name, "args": json.loads(processor.args)} for processor in params.logits_processors
         ],
         "order": list(acting_order(params, vocab)),
-        "origin": dict(result.origin),
+        "origin": dict(origin),
     }
 
 

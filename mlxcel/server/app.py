@@ -28,7 +28,7 @@ from mlxcel.server.state import ServerState
 
 log = logging.getLogger("mlxcel.server")
 
-ROUTES: Final = ("operations",)
+ROUTES: Final = ("openai_chat", "openai_completions", "text_routes", "operations")
 """Modules of this package that have `ROUTES`."""
 
 

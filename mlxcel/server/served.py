@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mlxcel.conversation import Conversation
+from mlxcel.conversation import Conversation, templated
 from mlxcel.core.bind_params import Caps
 from mlxcel.core.param_rules import TOKEN_ID
 from mlxcel.core.request_names import OUR_NAME, canonical
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mlxcel.core.reply import Reply
     from mlxcel.core.tokenizer import Tokenizer
     from mlxcel.gather import Prepared
+    from mlxcel.prepare import Prompt
     from mlxcel.serve_engine import Serving
 
 
@@ -42,11 +43,6 @@ class ServedModel:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.serving.model.tokenizer
-
-    @property
-    def template_kwargs(self) -> Mapping[str, Any] | None:
-        """The operator's variables of chat templates."""
-        return self._config.chat_template_kwargs
 
     @property
     def room(self) -> bool:
@@ -107,8 +103,13 @@ class ServedModel:
                 isolation=isolation,
                 echo=echo,
             ),
-            template_kwargs=self.template_kwargs,
+            template_kwargs=self._config.chat_template_kwargs,
         )
+
+    def render(self, conversation: Conversation) -> Prompt:
+        """The prompt of a conversation, which may be longer than the context. RequestError, TemplateError."""
+        model = templated(self.serving.model, conversation.chat_template, self._config.chat_template_kwargs)
+        return conversation.prompt(model)
 
     def submit(self, prepared: Prepared) -> Reply:
         """Raises as `Scheduler.submit` does."""

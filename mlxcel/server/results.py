@@ -1,0 +1,30 @@
+"""Replies that are sent as a whole: waited for to the end."""
+
+from __future__ import annotations
+
+from starlette.requests import ClientDisconnect
+
+from mlxcel.asked import own
+from mlxcel.core.events import Ended
+from mlxcel.core.result import RequestResult
+from mlxcel.server.bridge import Replies
+
+
+async def results_of(replies: Replies, prompts: int) -> list[list[RequestResult]]:
+    """Of the choices, prompt by prompt. The error of the first that failed is raised, once all have ended.
+
+    ClientDisconnect when nobody waits for them any more.
+    """
+    found: list[dict[int, RequestResult]] = [{} for _ in range(prompts)]
+    async for prompt, event in replies.events():
+        if isinstance(event, Ended):
+            found[prompt][event.choice] = event.result
+            if event.result.error is not None or event.result.cause == "cancelled":
+                replies.cancel()
+    results = [[choices[index] for index in sorted(choices)] for choices in found]
+    ended = [result for choices in results for result in choices]
+    if (error := next((each.error for each in ended if each.error is not None), None)) is not None:
+        raise own(error)
+    if any(each.cause == "cancelled" for each in ended):
+        raise ClientDisconnect
+    return results
