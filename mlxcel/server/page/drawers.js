@@ -30,7 +30,10 @@ export function openDrawers() {
     return over.length > 0;
   }
 
-  for (const name of names) button(name).addEventListener("click", () => set(name, !isOpen(name)));
+  for (const name of names) {
+    button(name).addEventListener("click", () => set(name, !isOpen(name)));
+    drawer(name).querySelector(".close").addEventListener("click", closeIfOver);
+  }
   document.getElementById("scrim").addEventListener("click", closeIfOver);
   narrow.addEventListener("change", settle);
   if (!narrow.matches && window.innerWidth >= 1100) set("chats", true);

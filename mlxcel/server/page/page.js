@@ -16,7 +16,7 @@ const byId = (id) => document.getElementById(id);
 const list = byId("messages");
 const input = byId("input");
 const drawers = openDrawers();
-const follow = keepAtEnd(byId("scroll"), byId("latest"));
+const showEnd = keepAtEnd(byId("scroll"), list, byId("latest"));
 const nodes = new WeakMap(); // the item that shows a message
 const SAVE_EVERY = 2000; // ms, while a reply is written
 let chat = chats.newChat();
@@ -30,7 +30,7 @@ function showChat(shown) {
   byId("welcome").hidden = chat.messages.length > 0;
   document.title = chat.messages.length ? `${chat.title} – mlxcel` : "mlxcel";
   showList();
-  follow.jump();
+  showEnd();
 }
 
 function nodeOf(message) {
@@ -109,7 +109,6 @@ async function read({ chat: its, reply, controller }, body) {
   const show = () => {
     shownAt = null;
     showMessage(nodes.get(reply), reply);
-    follow.grown();
   };
   const changed = () => {
     shownAt ??= requestAnimationFrame(show); // many tokens a frame are one change of the page

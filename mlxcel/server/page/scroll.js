@@ -2,7 +2,8 @@
 
 const NEAR = 60; // px from the end that still count as the end
 
-export function keepAtEnd(area, button) {
+/** Keep `area`, whose content is `grows`, at its end; `button` leads back there. The function returned does too. */
+export function keepAtEnd(area, grows, button) {
   let atEnd = true;
   const jump = () => {
     atEnd = true;
@@ -14,5 +15,8 @@ export function keepAtEnd(area, button) {
     button.hidden = atEnd;
   });
   button.addEventListener("click", jump);
-  return { jump, grown: () => atEnd && jump() };
+  const sizes = new ResizeObserver(() => atEnd && jump());
+  sizes.observe(area);
+  sizes.observe(grows);
+  return jump;
 }
