@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="mlxcel-tests-jax-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ |= {**COMPILED, "JAX_COMPILATION_CACHE_DIR": folder.name}
-    config.addinivalue_line("markers", "on_jax(most): of its cases so many run on JAX in make test, the rest when slow")
+    config.addinivalue_line("markers", "on_jax(most): so many of its cases on JAX in make test, the others are slow")
 
 
 @pytest.hookimpl(tryfirst=True)

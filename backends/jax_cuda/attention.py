@@ -102,4 +102,5 @@ def _tile(
     )
     _, total, mixed = lax.fori_loop(low, last // BLOCK + 1, add_block, start)
     mixed = mixed / jnp.where(total == 0, 1.0, total)[..., None]
-    return mixed.reshape(K, Q, G, value_dim).transpose(1, 0, 2, 3)
+    by_query: jax.Array = mixed.reshape(K, Q, G, value_dim).transpose(1, 0, 2, 3)
+    return by_query

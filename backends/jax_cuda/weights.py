@@ -56,8 +56,8 @@ class Tree(nnx.Module):
     """The parameters by name. Each knows the letters of its axes, by which a mesh would share them out."""
 
     def __init__(self, layers: int) -> None:
-        self.model = nnx.Dict()
-        self.layers = nnx.List([nnx.Dict() for _ in range(layers)])
+        self.model: Any = nnx.Dict()
+        self.layers: Any = nnx.List([nnx.Dict() for _ in range(layers)])
 
     def put(self, name: str, layer: int | None, values: jax.Array, axes: str) -> None:
         (self.model if layer is None else self.layers[layer])[name] = nnx.Param(values, axes=tuple(axes))
@@ -146,7 +146,8 @@ def _dtype(weight: WeightSpec, numerics: Numerics) -> Any:
 
 
 def _placed(values: np.ndarray, dtype: Any, device: jax.Device) -> jax.Array:
-    return jax.device_put(values, device).astype(dtype)
+    placed: jax.Array = jax.device_put(values, device).astype(dtype)
+    return placed
 
 
 def _split(
@@ -160,7 +161,7 @@ def _split(
     leaves: list[jax.Array] = []
     at: dict[tuple[str, int], int] = {}
     for path, variable in nnx.to_flat_state(state):
-        layer, name = (0, path[-1]) if path[0] == "model" else (int(path[1]), path[-1])
+        layer, name = (0, path[-1]) if path[0] == "model" else (int(str(path[1])), path[-1])
         at[str(name), layer] = len(leaves)
         leaves.append(variable[...])
     linear: dict[tuple[str, int], Linear] = {}
