@@ -10,7 +10,6 @@ from mlxcel.core.source import NoProgress
 from mlxcel.testing.family_run import LoadedFamily
 from mlxcel_jax_cuda.backend import JaxBackend
 from mlxcel_jax_cuda.experts import mixture
-from mlxcel_jax_cuda.launch import launches
 from mlxcel_jax_cuda.numerics import Numerics
 
 
@@ -29,8 +28,11 @@ class KeepingJax(JaxBackend):
         self.kept = Kept()
         super().start(layout, sampler)
 
-    def _draw(self, plan, launch, logits):
-        found = super()._draw(plan, launch, logits)
+    def _at_once(self, launch, asked):
+        return False  # else there are no logits to keep
+
+    def _draw(self, plan, launch, asked, logits):
+        found = super()._draw(plan, launch, asked, logits)
         for drawn, place in zip(launch.draws, launch.logits, strict=True):
             row = plan.draw_rows[drawn]
             self.kept[int(plan.sequence_ids[row]), int(plan.seq_lens[row])] = logits, place
@@ -40,8 +42,8 @@ class KeepingJax(JaxBackend):
         """Logits [R, V] of a step of which nothing is drawn."""
         running = self._running
         found = np.zeros((len(plan.logits_rows), running.model.config.vocab_size), np.float32)
-        for launch in launches(plan, running.widths, slots=running.layout.slots, pages=running.pages):
-            found[launch.draws] = np.asarray(self._forward(launch.shape, launch.buffer))[launch.logits]
+        for launch in running.launching.cut(plan):
+            found[launch.draws] = np.asarray(self._forward(launch.shape, launch.buffer)[0])[launch.logits]
         return found
 
     def kv_arrays(self):

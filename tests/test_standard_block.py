@@ -15,7 +15,7 @@ from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.testing.family_run import LoadedFamily
 from mlxcel.testing.random_checkpoint import SHAPES, random_checkpoint
 from mlxcel_jax_cuda.kernels.row_products_weight import pack
-from mlxcel_jax_cuda.standard_block import Launching, Shapes, block_weights, decode, refusal
+from mlxcel_jax_cuda.standard_block import Shapes, block_weights, decode, refusal
 from mlxcel_jax_cuda.standard_steps import PlainSteps
 from mlxcel_reference_numpy.weights import load_weights
 
@@ -194,8 +194,3 @@ def test_a_block_that_the_kernels_do_not_know_is_refused_with_the_reason(change,
     assert words in refusal(block)
     with pytest.raises(ValueError, match="no fused form"):
         Shapes.of(block)
-
-
-def test_early_launches_come_without_captured_graphs():
-    assert Launching(early=True).compiler_options == {"xla_gpu_enable_command_buffer": ""}
-    assert Launching(early=False).compiler_options == {}

@@ -3,8 +3,7 @@ asked for."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -16,7 +15,7 @@ from mlxcel.core.backend import BackendCaps, DeviceMemory, Level
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import ModelFamily
 from mlxcel.core.kv import KVLayout, ceil_block
-from mlxcel.core.plan import StepPlan, StepResult
+from mlxcel.core.plan import SamplingArrays, StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.source import Progress
@@ -25,12 +24,16 @@ from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.compile_cache import mended
 from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory, enough_memory
-from mlxcel_jax_cuda.forward import Arrays, DrawShape, Found, LastDrawn, draw, forward_of, pack_draw
+from mlxcel_jax_cuda.drawing import Asked, Found, LastDrawn, draw
+from mlxcel_jax_cuda.forward import at_once, forward, forward_and_draw
 from mlxcel_jax_cuda.fused_decode import fused_block, fused_weights
-from mlxcel_jax_cuda.launch import Launch, Shape, Widths, launches
+from mlxcel_jax_cuda.launch import Launch, Launching, Shape, Widths
 from mlxcel_jax_cuda.model import Model
-from mlxcel_jax_cuda.numerics import Numerics
+from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
+from mlxcel_jax_cuda.programs import programs
+from mlxcel_jax_cuda.results import Drawn, Submitted
+from mlxcel_jax_cuda.running import UNKNOWN, Running
 from mlxcel_jax_cuda.weights import Weights, load_weights
 
 ROWS = (8, 32, 128, 256)
@@ -46,37 +49,6 @@ class _Loaded:
     weights: Weights
 
 
-@attrs.define(eq=False)
-class _Running:
-    model: Model
-    sampler: Sampler
-    arrays: Arrays
-    widths: Widths
-    pages: int  # P
-    kv: storage.Leaves
-    last: LastDrawn
-
-    @property
-    def layout(self) -> KVLayout:
-        return self.model.layout
-
-
-@attrs.frozen(eq=False)
-class _Drawn:
-    """A launch whose draw is under way."""
-
-    launch: Launch
-    found: Found
-
-
-@attrs.frozen(eq=False)
-class _Submitted:
-    plan: StepPlan
-    drawn: tuple[_Drawn, ...]
-    routes: dict[str, int]
-    logits: jax.Array | None  # what there is to wait for where nothing is drawn: the KV is the next step's
-
-
 class JaxBackend:
     """One model on one device."""
 
@@ -87,10 +59,13 @@ class JaxBackend:
         dtype: str = "auto",
         deterministic: bool = False,
         level: Level | None = None,
+        formulas: bool = False,
     ) -> None:
-        """`deterministic` asks for R1 at least, which XLA:CPU in float32 is above anyway. `level` takes another one."""
+        """`deterministic` asks for R1 at least, which XLA:CPU in float32 is above anyway. For tests, `level` takes any
+        one, and `formulas` runs what there are kernels for by their formulas, on any device."""
         self._device = choose_device(device)
-        self._numerics = _numerics(self._device, dtype, deterministic, level)
+        numerics = _numerics(self._device, dtype, deterministic, level)
+        self._numerics = attrs.evolve(numerics, formulas=formulas)
         at_r1 = self._numerics.level == "R1"
         self._caps = BackendCaps(
             level=self._numerics.level,
@@ -105,7 +80,7 @@ class JaxBackend:
             compiled=True,
         )
         self._loaded: _Loaded | None = None
-        self._running: _Running | None = None
+        self._running: Running | None = None
         self._ready = compilations().count
 
     @property
@@ -135,34 +110,37 @@ class JaxBackend:
         )
         if self._numerics.level == "R1":
             widths = Widths(widths.rows[-1:], (R1_TOKENS,))
-        arrays = Arrays(loaded.weights.leaves, None if block is None else fused_weights(block, loaded.weights))
+        fused = None if block is None else fused_weights(block, loaded.weights)
         pages = -(-ceil_block(layout.context) // layout.page_size)
+        launching = Launching(widths, slots=layout.slots, pages=pages)
         with enough_memory(self._device, f"the KV of {layout.pages} pages"):
             kv, last = jax.block_until_ready(self._zeros(layout))  # type: ignore[no-untyped-call]
-        self._running = _Running(model, sampler, arrays, widths, pages, kv, last)
+        self._running = Running(model, sampler, loaded.weights.leaves, fused, launching, kv, last)
 
     @mended()
     def warm_up(self, progress: Progress) -> None:
         """Run every executable of the closed set once, over rows of padding, as a step runs them: behind this no
         request waits for a compilation, but one that scores, or brings a logits processor of its own."""
         running = self._started()
-        forwards = [*running.widths.decodes(running.pages), *running.widths.pieces(running.pages)]
-        draws = sorted({shape.logits for shape in forwards})
-        sets = {rows: running.sampler.stage_sets(rows) for rows in draws}
-        progress.start("compile", len(forwards) + sum(map(len, sets.values())) + 1, "programs")
+        closed = programs(running.model, running.sampler, running.launching.shapes)
+        progress.start("compile", sum(each.count for each in closed) + 2, "programs")
         done = 0
         with enough_memory(self._device, "the arrays of a step"):
-            for shape in forwards:
-                logits = self._forward(shape, shape.padding(running.layout.slots))
-                progress.advance(done := done + 1)
-                for sampling in sets.pop(shape.logits, ()):
-                    key = DrawShape.of(running.sampler, sampling, shape.logits)
-                    slots = np.full(shape.logits, running.layout.slots, np.int32)
-                    running.last, _ = draw(key, logits, running.last, pack_draw(key, slots, sampling))
+            for each in closed:
+                launch = each.launch
+                for asked in each.whole:
+                    self._forward_and_draw(launch, asked)
+                    progress.advance(done := done + 1)
+                if each.alone:
+                    logits, _ = self._forward(launch.shape, launch.buffer)
+                    progress.advance(done := done + 1)
+                for asked in each.draws:
+                    running.last, _ = draw(asked.shape, logits, running.last, asked.buffer)
                     progress.advance(done := done + 1)
             self._copy_pages(np.full((1, 3), running.layout.pages, np.int32))
+            running.kv = storage.clear_spoilt(running.layout, running.kv, *running.nobody)
             jax.block_until_ready((running.kv, running.last))
-        progress.advance(done + 1)
+        progress.advance(done + 2)
         progress.finish()
         self._ready = compilations().count
 
@@ -173,49 +151,73 @@ class JaxBackend:
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
         """A slot's ring is masked by its row's length, and its state begins as zeros at position 0."""
+        self._started().begun[slot] = UNKNOWN
 
     def release(self, slot: int) -> None:
         """Nothing to free; pages are masked by their rows' lengths."""
 
-    def submit(self, plan: StepPlan) -> _Submitted:
+    def submit(self, plan: StepPlan) -> Submitted:
         running = self._started()
-        layout = running.layout
         drawn, ran, logits = [], 0, None
         try:
             self._copy_pages(plan.page_copies)
-            for launch in launches(plan, running.widths, slots=layout.slots, pages=running.pages):
-                logits = self._forward(launch.shape, launch.buffer)
+            running.begin(plan)
+            for launch in running.launching.cut(plan):
                 ran += 1
                 if len(launch.draws):
-                    drawn.append(_Drawn(launch, self._draw(plan, launch, logits)))
+                    drawn.append(self._drawn(plan, launch))
+                else:
+                    logits, _ = self._forward(launch.shape, launch.buffer)
         except Exception as error:
             raise self._fault(error) from error
-        routes = {
-            name: n * ran for name, n in Counter(storage.routes(layout, kernel=bool(self._numerics.hopper))).items()
-        }
-        return _Submitted(plan, tuple(drawn), routes, None if drawn else logits)
+        routes = {name: count * ran for name, count in running.routes.items()}
+        return Submitted(plan, tuple(drawn), routes, None if drawn else logits)
 
-    def _forward(self, shape: Shape, buffer: np.ndarray) -> jax.Array:
-        """Logits float32 [R, V]; the KV is what the launch leaves of it."""
-        running = self._started()
-        forward = forward_of(running.model, shape)
-        running.kv, logits = forward(running.model, shape, running.arrays, running.kv, running.last.tokens, buffer)
-        return logits
+    def _drawn(self, plan: StepPlan, launch: Launch) -> Drawn:
+        asked = self._asked(plan, launch)
+        seen = None
+        if self._at_once(launch, asked):
+            found = self._forward_and_draw(launch, asked)
+        else:
+            logits, seen = self._forward(launch.shape, launch.buffer)
+            found = self._draw(plan, launch, asked, logits)
+        return Drawn.of(launch, found, asked.unread, seen)
 
-    def _draw(self, plan: StepPlan, launch: Launch, logits: jax.Array) -> Found:
-        running, rows = self._started(), launch.shape.logits
-        # A row of padding repeats the parameters of a real one: what it comes to is dropped.
-        origin = np.full(rows, launch.draws[0])
-        origin[launch.logits] = launch.draws
+    def _asked(self, plan: StepPlan, launch: Launch) -> Asked:
+        running, rows, sampling = self._started(), launch.shape.logits, plan.sampling
         slots = np.full(rows, running.layout.slots, np.int32)
         slots[launch.logits] = launch.slots
-        params = {name: array[origin] for name, array in plan.sampling.params.items()}
-        own = attrs.evolve(plan.sampling, params=params)
-        shape = DrawShape.of(running.sampler, own, rows)
-        running.last, found = draw(shape, logits, running.last, pack_draw(shape, slots, own))
-        for array in found:
-            if array is not None:
-                array.copy_to_host_async()
+        if sampling.params:
+            # A row of padding repeats the parameters of a real one: what it comes to is dropped.
+            origin = np.full(rows, launch.draws[0])
+            origin[launch.logits] = launch.draws
+            params = {name: array[origin] for name, array in sampling.params.items()}
+            sampling = SamplingArrays(sampling.stages, params, sampling.top_logprobs, sampling.unread)
+        return Asked.of(running.sampler, sampling, slots)
+
+    def _at_once(self, launch: Launch, asked: Asked) -> bool:
+        return at_once(self._started().model, launch.shape, asked.shape)
+
+    def _forward_and_draw(self, launch: Launch, asked: Asked) -> Found:
+        running, buffer = self._started(), np.concatenate([launch.buffer, asked.buffer])
+        found: Found
+        running.kv, running.last, found = forward_and_draw(
+            running.model, launch.shape, asked.shape, running.weights(launch.shape), running.kv, running.last, buffer
+        )
+        return found
+
+    def _forward(self, shape: Shape, buffer: np.ndarray) -> tuple[jax.Array, jax.Array | None]:
+        """Logits float32 [R, V], and where layers are watched int32 [S]; the KV is what the launch leaves of it."""
+        running = self._started()
+        running.kv, logits, seen = forward(
+            running.model, shape, running.weights(shape), running.kv, running.last.tokens, buffer
+        )
+        return logits, seen
+
+    def _draw(self, plan: StepPlan, launch: Launch, asked: Asked, logits: jax.Array) -> Found:
+        running = self._started()
+        found: Found
+        running.last, found = draw(asked.shape, logits, running.last, asked.buffer)
         return found
 
     def _copy_pages(self, copies: np.ndarray) -> None:
@@ -224,11 +226,16 @@ class JaxBackend:
             padded = storage.as_copies(copies[first : first + COPIES], running.layout.pages, COPIES)
             running.kv = storage.copy_pages(running.layout, running.kv, padded)
 
-    def read(self, handle: _Submitted) -> StepResult:
+    def read(self, handle: Submitted) -> StepResult:
+        running = self._started()
         try:
             if handle.logits is not None:
                 handle.logits.block_until_ready()
-            return _result(handle)
+            result = handle.result()
+            for row in handle.rows_not_finite(result):
+                # Whoever gets its pages next masks what lies behind its own end, and 0 times NaN is NaN.
+                running.kv = storage.clear_spoilt(running.layout, running.kv, *running.own(handle.plan, row))
+            return result
         except Exception as error:
             raise self._fault(error, ran=True) from error
 
@@ -279,7 +286,7 @@ class JaxBackend:
             raise RuntimeError("load() comes before this")
         return self._loaded
 
-    def _started(self) -> _Running:
+    def _started(self) -> Running:
         if self._running is None:
             raise RuntimeError("start() comes before this")
         return self._running
@@ -294,26 +301,6 @@ def _numerics(device: jax.Device, dtype: str, deterministic: bool, level: Level 
 
 
 def _nothing_drawn(layout: KVLayout) -> LastDrawn:
-    return LastDrawn(jnp.zeros(layout.slots + 1, jnp.int32), jnp.zeros(layout.slots + 1, jnp.float32))
-
-
-def _result(handle: _Submitted) -> StepResult:
-    """Rows in the order of the plan, whatever launches they came from."""
-    R = len(handle.plan.logits_rows)
-    words = np.zeros((2, R), np.int32)
-    columns: dict[str, np.ndarray] = {}
-    for drawn in handle.drawn:
-        to, own = drawn.launch.draws, drawn.launch.logits
-        words[:, to] = np.asarray(drawn.found.words)[:, own]
-        for name, array in _columns(drawn.found):
-            if name not in columns:
-                columns[name] = np.zeros((R, *array.shape[1:]), array.dtype)
-            columns[name][to] = array[own]
-    return StepResult(words[0], words[1], **columns, routes=handle.routes)
-
-
-def _columns(found: Found) -> Iterator[tuple[str, np.ndarray]]:
-    for name in ("logprobs", "top_ids", "top_logprobs", "observed"):
-        array = getattr(found, name)
-        if array is not None:
-            yield name, np.asarray(array)
+    """A place for each slot and one for rows without; rounded up, so that engines of like sizes share their draws."""
+    size = -(-layout.slots // TILE) * TILE + 1
+    return LastDrawn(jnp.zeros(size, jnp.int32), jnp.zeros(size, jnp.float32))

@@ -12,6 +12,7 @@ from jax import lax
 
 from mlxcel.core.family import ScanStep
 from mlxcel.core.kv import RecurrentKV, SlidingKV
+from mlxcel.core.plan import EMBEDDING
 from mlxcel_jax_cuda.attention import attend
 from mlxcel_jax_cuda.experts import mixture
 from mlxcel_jax_cuda.kernel_attention import KernelAttention, by_kernel
@@ -23,6 +24,7 @@ from mlxcel_jax_cuda.packed_forms import GATED
 from mlxcel_jax_cuda.products import row_products
 from mlxcel_jax_cuda.scan import scan_rows
 from mlxcel_jax_cuda.storage import block, places, tables_of, write
+from mlxcel_jax_cuda.watch import look, nothing_seen
 from mlxcel_jax_cuda.weights import Linear
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -34,7 +36,8 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class JaxContext:
-    """ForwardContext of one launch: S rows of W tokens, flat. `kv` holds the leaves as the layers so far left them.
+    """ForwardContext of one launch: S rows of W tokens, flat. `kv` holds the leaves as the layers so far left them,
+    `seen` int32 [T] the first layer of each token that was not finite, where that is watched.
 
     The residual stream is float32; norms give the compute type, and so do products, which add up in float32.
     """
@@ -61,6 +64,7 @@ class JaxContext:
         self._facing: tuple[jax.Array, Linear, tuple[jax.Array, ...]] | None = None
         self._kernels = KernelAttention(fields, model.numerics.hopper)
         self.kv = list(kv)
+        self.seen = nothing_seen(len(token_ids)) if model.numerics.watched else None
 
     @property
     def context(self) -> int:
@@ -73,9 +77,15 @@ class JaxContext:
         return rows.astype(jnp.float32)
 
     def for_layers(self, body: Callable[..., jax.Array], x: jax.Array, kinds: Sequence[Any] | None = None) -> jax.Array:
+        self._look(EMBEDDING, x)
         for layer in range(self._model.index.layers):
             x = body(layer, x) if kinds is None else body(layer, x, kinds[layer])
+            self._look(layer, x)
         return x
+
+    def _look(self, layer: int, x: jax.Array) -> None:
+        if self.seen is not None:
+            self.seen = look(self.seen, layer, x)
 
     def weight(self, name: str, *, layer: int | None = None) -> jax.Array:
         return self._weights[self._plain[name, layer or 0]]

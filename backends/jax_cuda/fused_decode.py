@@ -1,19 +1,22 @@
-"""A decode launch of a standard block by the fused Hopper kernels: the place where a whole step as one kernel goes."""
+"""A decode launch of a standard block by fused steps: the place where a whole step as one kernel goes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from mlxcel.core.family import ModelFamily, StandardBlock
+from mlxcel_jax_cuda.attention import attend as attend_blocks
 from mlxcel_jax_cuda.kernel_attention import KernelAttention, by_kernel
 from mlxcel_jax_cuda.launch import Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
-from mlxcel_jax_cuda.standard_block import BlockWeights, Shapes, block_weights, decode, refusal
+from mlxcel_jax_cuda.standard_block import Attend, BlockWeights, Shapes, block_weights, decode, refusal
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
-from mlxcel_jax_cuda.storage import Leaves
+from mlxcel_jax_cuda.standard_steps import PlainSteps, Steps
+from mlxcel_jax_cuda.storage import Leaves, block
 from mlxcel_jax_cuda.weights import Weights
 
 ROWS = (8, 16, 32)
@@ -21,10 +24,13 @@ ROWS = (8, 16, 32)
 
 
 def fused_block(family: ModelFamily, config: Any, numerics: Numerics, context: int) -> StandardBlock | None:
-    """What the model is to the fused kernels; None where the device or the model is not for them."""
+    """What the model is to the fused steps; None where the device or the model is not for them, or where each layer is
+    looked at, which they do not show."""
     describe = getattr(family, "standard_block", None)
-    block: StandardBlock | None = describe(config, context) if describe is not None and numerics.hopper else None
-    return block if block is not None and refusal(block) is None else None
+    if describe is None or not numerics.packed or numerics.watched:
+        return None
+    found: StandardBlock | None = describe(config, context)
+    return found if found is not None and refusal(found) is None else None
 
 
 def fused_weights(block: StandardBlock, weights: Weights) -> BlockWeights:
@@ -52,17 +58,45 @@ def decode_fused(
     model: Model, fields: Fields, token_ids: jax.Array, weights: BlockWeights, kv: Leaves
 ) -> tuple[Leaves, jax.Array]:
     """The KV with one more token of each row, and logits float32 [S, V]."""
-    block, sms = model.block, model.numerics.hopper
-    attention = KernelAttention(fields, sms)
-    if block is None or not by_kernel(model.layout.spec.layers[0], kv[0], block.heads):
-        raise RuntimeError("this launch is not for the fused kernels")
+    described, sms = model.block, model.numerics.hopper
+    if described is None:
+        raise RuntimeError("this model is no standard block")
+    steps: Steps = HopperSteps(sms) if sms else PlainSteps()
+    attend = _by_kernels(model, described, fields, kv) if sms else _by_blocks(described, fields)
+    positions = fields.positions[:, 0]
+    return decode(described, Shapes.of(described), steps, weights, kv, token_ids, positions, fields.page_tables, attend)
+
+
+def _by_kernels(model: Model, described: StandardBlock, fields: Fields, kv: Leaves) -> Attend:
+    if not by_kernel(model.layout.spec.layers[0], kv[0], described.heads):
+        raise RuntimeError("the attention of this model is not for the kernels")
+    attention, group = KernelAttention(fields, model.numerics.hopper), described.heads // described.kv_heads
 
     def attend(columns: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-        group = block.heads // block.kv_heads
-        mixed = attention.attend_columns(columns, keys, values, group=group, scale=block.scale)
+        mixed = attention.attend_columns(columns, keys, values, group=group, scale=described.scale)
         return mixed.reshape(len(columns), -1)
 
-    positions = fields.positions[:, 0]
-    return decode(
-        block, Shapes.of(block), HopperSteps(sms), weights, kv, token_ids, positions, fields.page_tables, attend
-    )
+    return attend
+
+
+def _by_blocks(described: StandardBlock, fields: Fields) -> Attend:
+    """As XLA programs, of which no kernel is asked."""
+    tables, group = fields.page_tables, described.heads // described.kv_heads
+
+    def attend(columns: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        def fetch(row: jax.Array, number: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return block(keys, tables[row], number), block(values, tables[row], number)
+
+        mixed = attend_blocks(
+            jnp.expand_dims(columns[:, :, :group], 1),
+            fields.positions,
+            fields.seq_lens,
+            fetch,
+            scale=described.scale,
+            softcap=0.0,
+            window=None,
+            one_by_one=True,
+        )
+        return mixed.reshape(len(columns), -1).astype(columns.dtype)
+
+    return attend

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
-import jax
 import numpy as np
 
 from mlxcel.core.plan import StepPlan
@@ -14,6 +14,19 @@ from mlxcel_jax_cuda.numerics import TILE
 
 NOWHERE = -1
 """The position of a padding token: it is written to no page and read by nobody."""
+
+
+class Fields(NamedTuple):
+    """What a forward knows of its rows. A padding row has seq_len 0, and a slot behind the last."""
+
+    token_ids: Any  # [S, W] int32, or CARRY
+    positions: Any  # [S, W] int32, NOWHERE for padding
+    seq_lens: Any  # [S] int32, positions in KV once this launch has run
+    slots: Any  # [S] int32
+    state_reads: Any  # [S] int32, 0 or 1: the copy of its recurrent state that a row begins with
+    state_writes: Any  # [S] int32: and the one that it leaves
+    logits_rows: Any  # [R] int32 of the T = S W tokens
+    page_tables: Any  # [S, P] int32, -1 behind a row's last page
 
 
 @attrs.frozen
@@ -48,34 +61,25 @@ class Shape:
             "page_tables": (S, self.pages),
         }
 
+    @property
+    def size(self) -> int:
+        """Words of the host buffer."""
+        return sum(math.prod(size) for size in self.fields.values())
+
     def padding(self, slots: int) -> np.ndarray:
         """A buffer without a real row."""
-        fills = {"token_ids": 0, "positions": NOWHERE, "slots": slots, "state_writes": 1, "page_tables": -1}
+        fills = {"positions": NOWHERE, "slots": slots, "state_writes": 1, "page_tables": -1}
         parts = [np.full(size, fills.get(name, 0), np.int32) for name, size in self.fields.items()]
         return np.concatenate([part.reshape(-1) for part in parts])
 
-
-class Fields(NamedTuple):
-    """What a forward knows of its rows. A padding row has seq_len 0, and a slot behind the last."""
-
-    token_ids: Any  # [S, W] int32, or CARRY
-    positions: Any  # [S, W] int32, NOWHERE for padding
-    seq_lens: Any  # [S] int32, positions in KV once this launch has run
-    slots: Any  # [S] int32
-    state_reads: Any  # [S] int32, 0 or 1: the copy of its recurrent state that a row begins with
-    state_writes: Any  # [S] int32: and the one that it leaves
-    logits_rows: Any  # [R] int32 of the T = S W tokens
-    page_tables: Any  # [S, P] int32, -1 behind a row's last page
-
-
-def unpack(shape: Shape, buffer: jax.Array) -> Fields:
-    """The traced other side of `pack`."""
-    parts, start = [], 0
-    for size in shape.fields.values():
-        length = int(np.prod(size))
-        parts.append(buffer[start : start + length].reshape(size))
-        start += length
-    return Fields(*parts)
+    def cut(self, buffer: Any) -> Fields:
+        """A buffer's parts: views of one of NumPy's, or traced."""
+        parts, start = [], 0
+        for size in self.fields.values():
+            length = math.prod(size)
+            parts.append(buffer[start : start + length].reshape(size))
+            start += length
+        return Fields(*parts)
 
 
 @attrs.frozen(eq=False)
@@ -87,6 +91,12 @@ class Launch:
     draws: np.ndarray  # int: places among the R of the plan whose logits these are
     logits: np.ndarray  # int: for each of them its place among the R of this launch
     slots: np.ndarray  # int32: and the slot whose carry it becomes
+
+    @classmethod
+    def of_padding(cls, shape: Shape, slots: int) -> Launch:
+        """Without a row, to be run before there is one."""
+        nobody = np.zeros(0, np.int32)
+        return cls(shape, shape.padding(slots), nobody, nobody, nobody)
 
 
 @attrs.frozen
@@ -103,7 +113,7 @@ class Widths:
 
     def decodes(self, pages: int) -> list[Shape]:
         """Every launch of rows that decode."""
-        return [Shape(rows=rows, width=1, logits=rows, pages=pages) for rows in self.rows]
+        return [self.decode_shape(rows, pages) for rows in self.rows]
 
     def pieces(self, pages: int) -> list[Shape]:
         """Every launch of a piece of which at most a tile of tokens gives logits."""
@@ -111,6 +121,10 @@ class Widths:
 
     def decode(self, count: int) -> int:
         return next(width for width in self.rows if width >= count)
+
+    def decode_shape(self, count: int, pages: int) -> Shape:
+        rows = self.decode(count)
+        return Shape(rows=rows, width=1, logits=rows, pages=pages)
 
     def piece(self, length: int) -> int:
         """The least width that holds `length`; the widest for a piece that takes several launches."""
@@ -123,18 +137,77 @@ def _up_to(most: int, widths: Sequence[int]) -> tuple[int, ...]:
     return (*below, rest[0] if rest else -(-most // TILE) * TILE)
 
 
-def launches(plan: StepPlan, widths: Widths, *, slots: int, pages: int) -> Iterator[Launch]:
-    """A step cut into a launch for all rows that decode and one or more for each piece, in the order of the plan."""
-    places = _places(plan)
-    decodes = np.flatnonzero(~plan.pieces)
-    most = widths.rows[-1]
-    for first in range(0, len(decodes), most):
-        yield _decode(plan, decodes[first : first + most], places, widths, slots, pages)
-    for row in np.flatnonzero(plan.pieces).tolist():
-        start, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
-        width = widths.piece(end - start)
-        for begin in range(start, end, width):
-            yield _piece(plan, row, begin, min(begin + width, end), width, slots, pages)
+class Launching:
+    """Cuts the steps of an engine: its widths, its slots, and P pages a row."""
+
+    def __init__(self, widths: Widths, *, slots: int, pages: int) -> None:
+        self._widths, self._slots, self.pages = widths, slots, pages
+        self._padding: dict[Shape, np.ndarray] = {}  # a buffer without a real row, for each of a closed set of shapes
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """Every shape of a launch, but those of pieces that are scored."""
+        return [*self._widths.decodes(self.pages), *self._widths.pieces(self.pages)]
+
+    def cut(self, plan: StepPlan) -> Iterator[Launch]:
+        """A launch for all rows that decode and one or more for each piece, in the order of the plan."""
+        widths = self._widths
+        pieces = np.flatnonzero(plan.pieces).tolist()
+        decodes = np.flatnonzero(~plan.pieces) if pieces else np.arange(plan.num_rows)
+        most = widths.rows[-1]
+        for first in range(0, len(decodes), most):
+            yield self._decode(plan, decodes[first : first + most])
+        for row in pieces:
+            start, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
+            width = widths.piece(end - start)
+            for begin in range(start, end, width):
+                yield self._piece(plan, row, begin, min(begin + width, end), width)
+
+    def _decode(self, plan: StepPlan, rows: np.ndarray) -> Launch:
+        count = len(rows)
+        shape = self._widths.decode_shape(count, self.pages)
+        buffer, fields = self._padded(shape)
+        tokens = plan.query_start[rows]
+        fields.token_ids[:count, 0] = plan.token_ids[tokens]
+        fields.positions[:count, 0] = plan.positions[tokens]
+        fields.seq_lens[:count] = plan.seq_lens[rows]
+        fields.slots[:count] = slots = plan.slots[rows]
+        fields.state_reads[:count] = copies = plan.state_copies[rows]
+        fields.state_writes[:count] = 1 - copies
+        fields.logits_rows[:] = range(shape.rows)
+        tables = plan.page_tables[rows, : self.pages]
+        fields.page_tables[:count, : tables.shape[1]] = tables
+        if len(plan.logits_rows) == plan.num_rows == count:  # every row draws, and in this order
+            return Launch(shape, buffer, (drawing := np.arange(count)), drawing, slots)
+        wanted = _places(plan)[tokens]
+        drawing = np.flatnonzero(wanted >= 0)
+        return Launch(shape, buffer, wanted[drawing], drawing, slots[drawing])
+
+    def _piece(self, plan: StepPlan, row: int, begin: int, end: int, width: int) -> Launch:
+        """Tokens `begin` … `end` - 1 of the plan, of one row. A later launch of a piece goes on with the state that the
+        one before it left, so that the older copy stays as it was."""
+        wanted = np.flatnonzero((plan.logits_rows >= begin) & (plan.logits_rows < end))
+        shape = Shape(rows=1, width=width, logits=TILE if len(wanted) <= TILE else width, pages=self.pages)
+        buffer, fields = self._padded(shape)
+        slot, copy = int(plan.slots[row]), int(plan.state_copies[row])
+        fields.token_ids[0, : end - begin] = plan.token_ids[begin:end]
+        fields.positions[0, : end - begin] = plan.positions[begin:end]
+        fields.seq_lens[0], fields.slots[0] = plan.positions[end - 1] + 1, slot
+        fields.state_reads[0] = copy if begin == plan.query_start[row] else 1 - copy
+        fields.state_writes[0] = 1 - copy
+        fields.logits_rows[: len(wanted)] = plan.logits_rows[wanted] - begin
+        table = plan.page_tables[row, : self.pages]
+        fields.page_tables[0, : len(table)] = table
+        # Of positions that are scored none is a draw that the row goes on with.
+        carries = slot if len(wanted) == 1 else self._slots
+        return Launch(shape, buffer, wanted, np.arange(len(wanted)), np.full(len(wanted), carries, np.int32))
+
+    def _padded(self, shape: Shape) -> tuple[np.ndarray, Fields]:
+        """A buffer of its own, and the same in parts."""
+        if shape not in self._padding:
+            self._padding[shape] = shape.padding(self._slots)
+        buffer = self._padding[shape].copy()
+        return buffer, shape.cut(buffer)
 
 
 def _places(plan: StepPlan) -> np.ndarray:
@@ -142,56 +215,3 @@ def _places(plan: StepPlan) -> np.ndarray:
     places = np.full(plan.num_tokens, -1, np.int64)
     places[plan.logits_rows] = np.arange(len(plan.logits_rows))
     return places
-
-
-def _decode(plan: StepPlan, rows: np.ndarray, places: np.ndarray, widths: Widths, slots: int, pages: int) -> Launch:
-    count, size = len(rows), widths.decode(len(rows))
-    shape = Shape(rows=size, width=1, logits=size, pages=pages)
-    tokens = plan.query_start[rows]
-    tables = np.full((size, pages), -1, np.int32)
-    tables[:count, : plan.page_tables.shape[1]] = plan.page_tables[rows][:, :pages]
-    buffer = np.concatenate(
-        [
-            _padded(plan.token_ids[tokens], size, 0),
-            _padded(plan.positions[tokens], size, NOWHERE),
-            _padded(plan.seq_lens[rows], size, 0),
-            _padded(plan.slots[rows], size, slots),
-            _padded(plan.state_copies[rows], size, 0),
-            _padded(1 - plan.state_copies[rows], size, 0),
-            np.arange(size, dtype=np.int32),
-            tables.reshape(-1),
-        ]
-    )
-    wanted = places[tokens]
-    drawing = np.flatnonzero(wanted >= 0)
-    return Launch(shape, buffer, wanted[drawing], drawing, plan.slots[rows[drawing]])
-
-
-def _piece(plan: StepPlan, row: int, begin: int, end: int, width: int, slots: int, pages: int) -> Launch:
-    """Tokens `begin` … `end` - 1 of the plan, of one row. A later launch of a piece goes on with the state that the one
-    before it left, so that the older copy stays as it was."""
-    wanted = np.flatnonzero((plan.logits_rows >= begin) & (plan.logits_rows < end))
-    count = TILE if len(wanted) <= TILE else width
-    shape = Shape(rows=1, width=width, logits=count, pages=pages)
-    table = np.full(pages, -1, np.int32)
-    table[: plan.page_tables.shape[1]] = plan.page_tables[row][:pages]
-    slot, copy = int(plan.slots[row]), int(plan.state_copies[row])
-    first = begin == plan.query_start[row]
-    buffer = np.concatenate(
-        [
-            _padded(plan.token_ids[begin:end], width, 0),
-            _padded(plan.positions[begin:end], width, NOWHERE),
-            np.array([plan.positions[end - 1] + 1, slot, copy if first else 1 - copy, 1 - copy], np.int32),
-            _padded(plan.logits_rows[wanted] - begin, count, 0),
-            table,
-        ]
-    )
-    # Of positions that are scored none is a draw that the row goes on with.
-    carries = slot if len(wanted) == 1 else slots
-    return Launch(shape, buffer, wanted, np.arange(len(wanted)), np.full(len(wanted), carries, np.int32))
-
-
-def _padded(values: np.ndarray, size: int, fill: int) -> np.ndarray:
-    padded = np.full(size, fill, np.int32)
-    padded[: len(values)] = values
-    return padded

@@ -26,5 +26,4 @@ class Model:
     index: WeightIndex
     layout: KVLayout
     numerics: Numerics
-    block: StandardBlock | None = None  # where decode runs by the fused kernels
-    early: bool = False  # these kernels begin while the one before ends
+    block: StandardBlock | None = None  # where decode runs by fused steps

@@ -21,6 +21,13 @@ class Numerics:
     dtype: str
     level: Level
     hopper: int = 0  # SMs of a GPU that runs the kernels, 0 where none does
+    formulas: bool = False  # what there are kernels for runs all the same, by their formulas in jnp
+    watched: bool = False  # each layer's output is looked at for what is not finite
+
+    @property
+    def packed(self) -> bool:
+        """Whether weights lie in the kernels' tiles, and standard blocks decode by fused steps."""
+        return bool(self.hopper) or self.formulas
 
     @property
     def tiled(self) -> bool:

@@ -15,7 +15,7 @@ GATED = "gate_up"
 
 def packed_forms(schema: WeightSchema, block: StandardBlock | None, numerics: Numerics) -> Mapping[str, Weight]:
     """By the name of a fused group, or of the embedding where the head is tied to it."""
-    if not numerics.hopper:
+    if not numerics.packed:
         return {}
     forms = {}
     for weight in schema.weights:

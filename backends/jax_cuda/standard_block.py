@@ -29,20 +29,6 @@ The H/K heads of a KV head are the first of its C columns, C a multiple of 8; wh
 
 
 @attrs.frozen
-class Launching:
-    """How the executable of a decode launch is compiled."""
-
-    early: bool = True
-    """Whether a kernel may begin while the one before it ends, and fill its ring with weights meanwhile (programmatic
-    dependent launch). XLA's captured graphs lose that, so it comes without them, and the host launches each kernel."""
-
-    @property
-    def compiler_options(self) -> dict[str, str]:
-        """For `jax.jit` or `Lowered.compile`."""
-        return {"xla_gpu_enable_command_buffer": ""} if self.early else {}
-
-
-@attrs.frozen
 class Shapes:
     """The packed weights of a block, by group."""
 

@@ -9,6 +9,7 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mlxcel.core.kv import BLOCK, FullKV, KVLayout, LayerKV, RecurrentKV, SlidingKV
 from mlxcel_jax_cuda.launch import Fields
@@ -115,6 +116,32 @@ def copy_pages(layout: KVLayout, leaves: Leaves, copies: jax.Array) -> Leaves:
         kept = jnp.where(fresh, pages[source], pages.at[target].get(mode="clip"))
         changed[place] = pages.at[target].set(kept, mode="drop", wrap_negative_indices=False)
     return tuple(changed)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def clear_spoilt(layout: KVLayout, leaves: Leaves, pages: jax.Array, slot: jax.Array) -> Leaves:
+    """What is not finite becomes 0: on the pages of a row, int32 [P] with -1 behind the last, and in the rings and the
+    state of its slot, which may lie behind the last one. One page after the other, so that it takes no memory."""
+    full = full_leaves(layout)
+
+    def page(number: jax.Array, chosen: Leaves) -> Leaves:
+        at = pages[number]
+        return tuple(lax.dynamic_update_slice_in_dim(c, _finite(c[at][None]), at, 0) for c in chosen)
+
+    changed = list(leaves)
+    cleared = lax.fori_loop(0, jnp.sum(pages >= 0), page, tuple(leaves[place] for place in full))
+    for place, leaf in zip(full, cleared, strict=True):
+        changed[place] = leaf
+    for each in places(layout):
+        for place in range(each.first, each.first + each.count):
+            if not isinstance(each.kv, FullKV):
+                where = changed[place].at[(slice(None), slot) if isinstance(each.kv, RecurrentKV) else slot]
+                changed[place] = where.set(_finite(where.get(mode="fill", fill_value=0)), mode="drop")
+    return tuple(changed)
+
+
+def _finite(values: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(values), values, 0)
 
 
 @functools.partial(jax.jit, static_argnums=0)

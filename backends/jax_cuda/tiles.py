@@ -16,12 +16,16 @@ from mlxcel_jax_cuda.launch import Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE
 from mlxcel_jax_cuda.storage import Leaves
+from mlxcel_jax_cuda.watch import nothing_seen
+
+_Carried = tuple[Leaves, jax.Array, jax.Array | None]
 
 
 def forward_by_tiles(
     model: Model, shape: Shape, fields: Fields, token_ids: jax.Array, weights: Leaves, kv: Leaves
-) -> tuple[Leaves, jax.Array]:
-    """As the forward of a launch: the KV as it leaves it, and logits float32 [R, V]. token_ids int32 [T].
+) -> tuple[Leaves, jax.Array, jax.Array | None]:
+    """As the forward of a launch: the KV as it leaves it, logits float32 [R, V], and where layers are watched int32 [T]
+    of each token. token_ids int32 [T].
 
     Tokens of a piece run behind one another: each finds the KV and the state of those before it, and of those beside it
     in its own tile, which are written before any of them attends.
@@ -30,8 +34,8 @@ def forward_by_tiles(
     rows = _as_rows(fields, shape)
     count = jnp.sum(rows.positions >= 0)  # padding stands behind them
 
-    def tile(number: jax.Array, carried: tuple[Leaves, jax.Array]) -> tuple[Leaves, jax.Array]:
-        kv, logits = carried
+    def tile(number: jax.Array, carried: _Carried) -> _Carried:
+        kv, logits, seen = carried
 
         def own(values: jax.Array) -> jax.Array:
             return lax.dynamic_slice_in_dim(values, number * TILE, TILE)
@@ -41,11 +45,14 @@ def forward_by_tiles(
             model, Fields(*map(own, rows)), own(token_ids), weights, kv, wanted=jnp.any(wanted < shape.logits)
         )
         found = model.family.forward(context, model.config).astype(jnp.float32)
-        return tuple(context.kv), logits.at[wanted].set(found, mode="drop")
+        if seen is not None and context.seen is not None:
+            seen = lax.dynamic_update_slice_in_dim(seen, context.seen, number * TILE, 0)
+        return tuple(context.kv), logits.at[wanted].set(found, mode="drop"), seen
 
     logits = jnp.zeros((shape.logits, model.config.vocab_size), jnp.float32)
-    kv, logits = lax.fori_loop(0, (count + TILE - 1) // TILE, tile, (kv, logits))
-    return kv, logits
+    seen = nothing_seen(shape.tokens) if model.numerics.watched else None
+    carried: _Carried = lax.fori_loop(0, (count + TILE - 1) // TILE, tile, (kv, logits, seen))
+    return carried
 
 
 def _places(logits_rows: jax.Array, shape: Shape) -> jax.Array:

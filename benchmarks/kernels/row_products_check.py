@@ -31,10 +31,10 @@ from mlxcel_jax_cuda import standard_block
 from mlxcel_jax_cuda.kernel_attention import KernelAttention
 from mlxcel_jax_cuda.kernels import row_products_sweep
 from mlxcel_jax_cuda.kernels.row_products import columns_for, gated_product, gated_reference, row_product
-from mlxcel_jax_cuda.kernels.row_products_sweep import WEIGHTS, draw, timed
+from mlxcel_jax_cuda.kernels.row_products_sweep import EARLY, WEIGHTS, draw, timed
 from mlxcel_jax_cuda.kernels.row_products_weight import product_reference
 from mlxcel_jax_cuda.launch import Fields
-from mlxcel_jax_cuda.standard_block import BlockWeights, Launching, Shapes
+from mlxcel_jax_cuda.standard_block import BlockWeights, Shapes
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
 from mlxcel_jax_cuda.standard_steps import Carried, LayerWeights, PlainSteps
 
@@ -315,7 +315,7 @@ def time_decode(name: str) -> list[dict[str, Any]]:
         for layers in (2, block.layers):
             part = attrs.evolve(block, layers=layers)
             few, pools = weights._replace(layers=weights.layers[:layers]), pools_of(part)
-            options = Launching(early).compiler_options
+            options = EARLY if early else {}
             run = runner(part, steps, attention, options).lower(pools, few, *arguments).compile()
             kernels[layers], seconds = launches(run), []
             for _ in range(6):

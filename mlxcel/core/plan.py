@@ -12,6 +12,10 @@ CARRY = -1
 """A token id in StepPlan.token_ids: the device's own last drawn token of that row's slot."""
 
 
+EMBEDDING, FINITE = -1, 2**31 - 1
+"""In StepResult.spoilt: not even what the first layer gets is finite, and the output of every layer is."""
+
+
 def id_bytes(ids: np.ndarray) -> bytes:
     """Token ids [P] as little-endian int32: hashable, and compared without a Python loop."""
     return np.ascontiguousarray(ids, dtype="<i4").tobytes()
@@ -138,6 +142,8 @@ class SamplingArrays:
     stages: tuple[str, ...]
     params: Mapping[str, np.ndarray]
     top_logprobs: int | None = None
+    unread: frozenset[str] = frozenset()
+    """Fields of StepResult that no row of the step wants, though the draw gives them: a backend may leave them out."""
 
 
 @attrs.frozen(eq=False)
@@ -180,6 +186,16 @@ class StepResult:
     top_logprobs: np.ndarray | None = None  # [R, n] float32
     observed: np.ndarray | None = None  # [R] float32, for Sampler.commit
     routes: Mapping[str, int] = attrs.field(factory=dict)  # layer calls by attention route
+    spoilt: np.ndarray | None = None  # [R] int32, where layers are watched: the first whose output was not finite
+
+    def spoilt_words(self, place: int) -> str:
+        """Where the numbers behind logits that are not finite, at `place`, were so first, to end a sentence; "" where
+        nobody looked."""
+        if self.spoilt is None or self.status[place] & 0xFF != 1:
+            return ""
+        layer = int(self.spoilt[place])
+        where = {EMBEDDING: "in the embedding", FINITE: "behind the last layer"}.get(layer, f"in layer {layer}")
+        return f"; first not finite {where}"
 
     def token_logprobs(self, place: int, count: int, *, linear: bool = False) -> TokenLogprobs | None:
         """Of the token at `place` among the R, with the `count` best, all for -1; None when the step computed none.

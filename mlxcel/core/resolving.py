@@ -35,7 +35,8 @@ class Resolving:
             elif not draw:
                 outcome = self._undrawn(row, part, length, result)
             elif words[place]:
-                outcome = self._fault(row, words[place], row.stored + length)
+                where = result.spoilt_words(place)
+                outcome = self._fault(row, words[place], row.stored + length, where)
             else:
                 self._stored(row, part, length, row.length)
                 outcome = self._drawn(row, tokens[place], observed, result, place)
@@ -52,16 +53,16 @@ class Resolving:
         return RowOutcome(row.id)
 
     def _undrawn(self, row: Sequence, part: Part, length: int, result: StepResult) -> RowOutcome:
-        status, position = score_status(part, result)
+        status, position, where = score_status(part, result)
         if status:
-            return self._fault(row, status, position)
+            return self._fault(row, status, position, where)
         self._stored(row, part, length, row.length - 1)
         return RowOutcome(row.id, scores=part_scores(part, result))
 
-    def _fault(self, row: Sequence, status: int, position: int) -> RowOutcome:
+    def _fault(self, row: Sequence, status: int, position: int, where: str) -> RowOutcome:
         kind = NumericFault if status & 0xFF == 1 else NoTokenAllowed
         words = self._sampler.fault(row.sampler_state, status)
-        return self._rows.fail(row, kind(f"sequence {row.id}: {words} at position {position}"))
+        return self._rows.fail(row, kind(f"sequence {row.id}: {words} at position {position}{where}"))
 
     def _stored(self, row: Sequence, part: Part, length: int, known: int) -> None:
         """The positions of a part are valid. A row whose `known` tokens are all stored decodes from now on."""

@@ -97,12 +97,13 @@ def check_result(result: StepResult, step: Step, *, vocab: int) -> None:
             raise BackendFault(f"the step scored no {rows} positions with the {top} best ids of each")
 
 
-def score_status(part: Part, result: StepResult) -> tuple[int, int]:
-    """The status word of a part that draws nothing, and the position whose token its logits were for: of positions that
-    are scored the first that failed counts; a part without logits has status 0."""
+def score_status(part: Part, result: StepResult) -> tuple[int, int, str]:
+    """The status word of a part that draws nothing, the position whose token its logits were for, and where they were
+    spoilt: of positions that are scored the first that failed counts; a part without logits has status 0."""
     if (asked := scoring(part)) is not None and (failed := np.flatnonzero(result.status)).size:
-        return int(result.status[failed[0]]), asked.positions[int(failed[0])] + 1
-    return 0, 0
+        place = int(failed[0])
+        return int(result.status[place]), asked.positions[place] + 1, result.spoilt_words(place)
+    return 0, 0, ""
 
 
 def part_scores(part: Part, result: StepResult) -> Scores | None:

@@ -40,8 +40,11 @@ def row_product(
 ) -> jax.Array:
     """x [T, D] bf16 times a packed weight -> [T, F], bf16 or float32, the rows of a weight as the family has them.
 
-    `columns` (8, 16, 32, 64, 128, 256) is for measuring; `columns_for` chooses. ValueError for shapes that do not fit.
+    `columns` (8, 16, 32, 64, 128, 256) is for measuring; `columns_for` chooses. Without SMs by the formula, on any
+    device and in x's type. ValueError for shapes that do not fit.
     """
+    if not sms:
+        return product_reference(tiles, x, weight).astype(dtype)
     padded, count = _padded(x, weight, columns)
     if count in row_products_stream.COLUMNS:
         (y,) = stream(tiles, padded, weight=weight, end=Store(dtype), sms=sms)
@@ -53,7 +56,11 @@ def row_product(
 def gated_product(
     tiles: jax.Array, x: jax.Array, weight: Weight, *, columns: int | None = None, sms: int = SMS
 ) -> jax.Array:
-    """silu(x @ gate.T) * (x @ up.T), [T, F/2] bf16, of a weight whose gate rows face its up rows. x [T, D] bf16."""
+    """silu(x @ gate.T) * (x @ up.T), [T, F/2] bf16, of a weight whose gate rows face its up rows. x [T, D] bf16.
+
+    Without SMs as `row_product`."""
+    if not sms:
+        return gated_reference(tiles, x, weight).astype(x.dtype)
     if weight.facing * 2 != weight.rows:
         raise ValueError(f"the gates of {weight} must face their ups: facing {weight.rows // 2}")
     padded, count = _padded(x, weight, columns)

@@ -38,6 +38,18 @@ _KEPT: Final = 64
 """Sets at a number of rows whose idle arrays are kept: some kB each, V a list of the widest."""
 
 
+_TOLD: Final = frozenset(("logprobs", "top_ids", "top_logprobs"))
+
+_OBSERVING: Final = frozenset(("adaptive_p", "mirostat_1", "mirostat_2"))
+"""Stages whose `commit` wants to know more of a draw than its token."""
+
+
+def unread(exact: SamplingArrays) -> frozenset[str]:
+    """Fields of StepResult that rows with these stages do not read, whatever a larger set gives."""
+    told = _TOLD if exact.top_logprobs is None else frozenset()
+    return told if _OBSERVING.intersection(exact.stages) else told | {"observed"}
+
+
 @attrs.frozen
 class StageSet:
     stages: tuple[str, ...]  # as in SamplingArrays
@@ -107,7 +119,7 @@ class StageSets:
             has = added.union(stages)
             stages = tuple(name for name in self._order if name in has)
             params |= {name: array for name, array in given.items() if name not in self._known}
-        return SamplingArrays(stages, params, chosen.top_logprobs)
+        return SamplingArrays(stages, params, chosen.top_logprobs, unread(exact))
 
     def _idle_arrays(self, chosen: StageSet, rows: int) -> dict[str, np.ndarray]:
         """Of rows that use no stage. They take no memory, however wide: all rows are one."""

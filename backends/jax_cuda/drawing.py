@@ -1,0 +1,117 @@
+"""The draw of a launch: the sampler, traced over the launch's logits, and the one host buffer that it reads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mlxcel.core.plan import SamplingArrays
+from mlxcel.core.sampling import Carry, Sampler
+
+
+@attrs.frozen(cache_hash=True)
+class DrawShape:
+    """Static side of a draw: the sampler, its stages, and the arrays that the host buffer is cut into."""
+
+    sampler: Sampler
+    rows: int  # R
+    stages: tuple[str, ...]
+    top_logprobs: int | None
+    params: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape behind R
+
+    @classmethod
+    def of(cls, sampler: Sampler, sampling: SamplingArrays, rows: int) -> DrawShape:
+        params = tuple((name, array.dtype.name, array.shape[1:]) for name, array in sorted(sampling.params.items()))
+        return cls(sampler, rows, sampling.stages, sampling.top_logprobs, params)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a row brings single numbers and no lists, and asks for its token alone. Such sets of stages are few,
+        quickly compiled, and what nearly all rows use."""
+        return self.top_logprobs is None and not any(behind for _, _, behind in self.params)
+
+
+class LastDrawn(NamedTuple):
+    """The device's own newest draw of each slot; the last entry is for rows that have no slot."""
+
+    tokens: jax.Array  # int32 [slots + 1]
+    observed: jax.Array  # float32 [slots + 1]
+
+
+class Found(NamedTuple):
+    """What the host reads of a draw."""
+
+    words: jax.Array  # int32 [2, R]: tokens, status
+    logprobs: jax.Array | None  # float32 [R]
+    top_ids: jax.Array | None  # int32 [R, n]
+    top_logprobs: jax.Array | None  # float32 [R, n]
+    observed: jax.Array | None  # float32 [R]
+
+
+def pack_draw(shape: DrawShape, slots: np.ndarray, params: Mapping[str, np.ndarray]) -> np.ndarray:
+    """One int32 buffer of the slots [R] and every array of a draw, in the order of `shape.params`."""
+    parts = [slots]
+    for name, dtype, _ in shape.params:
+        array = params[name]
+        if dtype == "bool":
+            array = array.astype(np.int32)
+        parts.append(np.ascontiguousarray(array).view(np.int32).reshape(-1))
+    return np.concatenate(parts)
+
+
+@attrs.frozen(eq=False)
+class Asked:
+    """What the rows of a launch ask of the sampler."""
+
+    shape: DrawShape
+    buffer: np.ndarray  # int32, as `pack_draw` makes it
+    unread: frozenset[str] = frozenset()  # as in SamplingArrays
+
+    @classmethod
+    def of(cls, sampler: Sampler, sampling: SamplingArrays, slots: np.ndarray) -> Asked:
+        """slots int32 [R]: whose carries the draws become."""
+        shape = DrawShape.of(sampler, sampling, len(slots))
+        return cls(shape, pack_draw(shape, slots, sampling.params), sampling.unread)
+
+
+def unpack_draw(shape: DrawShape, buffer: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+    """The traced other side."""
+    slots, start = buffer[: shape.rows], shape.rows
+    params: dict[str, Any] = {}
+    for name, dtype, behind in shape.params:
+        size = (shape.rows, *behind)
+        length = int(np.prod(size))
+        words = buffer[start : start + length].reshape(size)
+        start += length
+        is_bool = dtype == "bool"
+        params[name] = words != 0 if is_bool else jax.lax.bitcast_convert_type(words, jnp.dtype(dtype))
+    return slots, params
+
+
+def drawn(shape: DrawShape, logits: jax.Array, last: LastDrawn, buffer: jax.Array) -> tuple[LastDrawn, Found]:
+    """The sampler over logits [R, V], and what it drew as the carry of each slot."""
+    slots, params = unpack_draw(shape, buffer)
+    carry = Carry(last.tokens[slots], last.observed[slots])
+    sampling = SamplingArrays(shape.stages, params, shape.top_logprobs)
+    made: Any = shape.sampler.draw(jnp, logits, sampling, carry)
+    observed = last.observed
+    if made.observed is not None:
+        observed = observed.at[slots].set(made.observed)
+    found = Found(
+        jnp.stack([made.tokens, made.status.astype(jnp.int32)]),
+        made.logprobs,
+        made.top_ids,
+        made.top_logprobs,
+        made.observed,
+    )
+    return LastDrawn(last.tokens.at[slots].set(made.tokens), observed), found
+
+
+draw = functools.partial(jax.jit, static_argnums=0, donate_argnums=2)(drawn)
+"""`drawn` as a program of its own, behind any forward that gives R rows of logits."""

@@ -1,0 +1,73 @@
+"""A model that runs: its weights, its KV, and what a step leaves on the device for the next."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import attrs
+import numpy as np
+
+from mlxcel.core.kv import KVLayout
+from mlxcel.core.plan import StepPlan
+from mlxcel.core.sampling import Sampler
+from mlxcel_jax_cuda import storage
+from mlxcel_jax_cuda.drawing import LastDrawn
+from mlxcel_jax_cuda.forward import Read
+from mlxcel_jax_cuda.fused_decode import runs_fused
+from mlxcel_jax_cuda.launch import Launching, Shape
+from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.standard_block import BlockWeights
+
+UNKNOWN = -1
+
+
+def _unknown(running: Running) -> np.ndarray:
+    return np.full(running.layout.slots, UNKNOWN, np.int64)
+
+
+def _routes(running: Running) -> dict[str, int]:
+    return dict(Counter(storage.routes(running.layout, kernel=bool(running.model.numerics.hopper))))
+
+
+@attrs.define(eq=False)
+class Running:
+    model: Model
+    sampler: Sampler
+    leaves: storage.Leaves
+    block: BlockWeights | None  # the same weights, as fused launches read them
+    launching: Launching
+    kv: storage.Leaves
+    last: LastDrawn
+    begun: np.ndarray = attrs.field(default=attrs.Factory(_unknown, takes_self=True))
+    """[slots]: the position at which the row of a slot began to write, behind a prefix that others may hold too."""
+    routes: dict[str, int] = attrs.field(default=attrs.Factory(_routes, takes_self=True))
+    """Calls by attention route of one launch."""
+
+    @property
+    def layout(self) -> KVLayout:
+        return self.model.layout
+
+    def weights(self, shape: Shape) -> Read:
+        """What a launch of this shape reads."""
+        return self.block if self.block is not None and runs_fused(self.model, shape) else self.leaves
+
+    def begin(self, plan: StepPlan) -> None:
+        """Note where the rows of a step begin, those that do."""
+        for row in np.flatnonzero(plan.pieces):
+            slot = plan.slots[row]
+            if self.begun[slot] == UNKNOWN:
+                self.begun[slot] = plan.positions[plan.query_start[row]]
+
+    def own(self, plan: StepPlan, row: int) -> tuple[np.ndarray, np.int32]:
+        """The pages that a row of a plan wrote to, int32 [P] with -1 behind the last, and its slot."""
+        slot, table = plan.slots[row], plan.page_tables[row]
+        first = max(int(self.begun[slot]), 0) // self.layout.page_size
+        pages, _ = self.nobody
+        own = table[first:][table[first:] >= 0][: len(pages)]
+        pages[: len(own)] = own
+        return pages, np.int32(slot)
+
+    @property
+    def nobody(self) -> tuple[np.ndarray, np.int32]:
+        """The same of no row."""
+        return np.full(self.launching.pages, UNKNOWN, np.int32), np.int32(self.layout.slots)

@@ -1,0 +1,157 @@
+"""Standard blocks through the whole backend by fused steps, prompts by packed products: the kernels' formulas on
+XLA:CPU in float32, against NumPy."""
+
+import numpy as np
+import pytest
+from keeping_jax import KeepingJax
+from real_engine import real_engine
+from test_standard_block import MODELS, SMALL
+
+from mlxcel.core.plan import Decode, Piece
+from mlxcel.plugins.kv.dense import DenseKV
+from mlxcel.plugins.kv.paged import PagedKV
+from mlxcel.testing.random_checkpoint import random_checkpoint
+from mlxcel_jax_cuda import backend as jax_backend
+from mlxcel_jax_cuda.backend import JaxBackend
+from mlxcel_jax_cuda.fused_decode import runs_fused
+
+TOLERANCE = 4e-5
+"""Of the largest logit of a step: float32 sums in another order, the norm's division behind a product instead of
+before, and thirty positions of KV that carry both."""
+
+STEPS, SLOTS = 12, 3
+PROMPTS = [
+    np.random.default_rng(seed).integers(0, SMALL["vocab_size"], length) for seed, length in enumerate((5, 19, 1))
+]
+
+
+class FusedJax(JaxBackend):
+    """As it runs on the GPU, forward and draw of greedy and usual rows in one program."""
+
+    def __init__(self):
+        super().__init__(device="cpu", level="R0", formulas=True)
+
+
+class KeepingFusedJax(KeepingJax):
+    """The same with the draw apart, whose logits are kept."""
+
+    def __init__(self):
+        super().__init__(device="cpu", level="R0", formulas=True)
+
+
+@pytest.fixture(scope="module", params=["llama", "llama, untied", "qwen2", "qwen3"])
+def model(request):
+    family, overrides = MODELS[request.param]
+    shape = {**SMALL, "num_hidden_layers": 2, **overrides}
+    return family(), random_checkpoint(family(), shape, seed=3)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    family, overrides = MODELS["llama"]
+    return family(), random_checkpoint(family(), {**SMALL, "num_hidden_layers": 2, **overrides}, seed=3)
+
+
+def engine_of(model, backend, store=PagedKV):
+    family, checkpoint = model
+    return real_engine(checkpoint, family, slots=SLOTS, context=128, chunk=64, backend=backend, kv_store=store)
+
+
+def run(made, steps=STEPS, *, ahead=False, params=({}, {}, {})):
+    """Three rows, each prompt by itself and then all of them together: their ids in the engine, and the outcomes of
+    each. With `ahead` every step is submitted before the one before it is read."""
+    rows = [
+        made.open(ids, ignore_eos=True, max_tokens=steps + 1, **own) for ids, own in zip(PROMPTS, params, strict=True)
+    ]
+    found = {row: [] for row in rows}
+
+    def keep(outcomes):
+        for outcome in outcomes:
+            assert outcome.error is None
+            found[outcome.sequence_id].append(outcome)
+
+    for row, ids in zip(rows, PROMPTS, strict=True):
+        plan = made.plan(ids, 64)
+        for index in range(len(plan.pieces)):
+            parts = [Piece(row, plan, index)]
+            made.engine.reserve(parts)
+            keep(made.engine.collect(made.engine.submit(parts)))
+    parts, before = [Decode(row) for row in rows], None
+    for _ in range(steps):
+        made.engine.reserve(parts)
+        ticket = made.engine.submit(parts)
+        if not ahead:
+            keep(made.engine.collect(ticket))
+        elif before is not None:
+            keep(made.engine.collect(before))
+        before = ticket
+    if ahead:
+        keep(made.engine.collect(before))
+    return rows, [found[row] for row in rows]
+
+
+def ids_of(found):
+    return [[outcome.token for outcome in row] for row in found]
+
+
+def test_prompts_and_fused_decode_give_the_logits_of_numpy(model):
+    """Three rows in one launch of eight; every id agrees while the best logit leads by more than what is tolerated."""
+    fused, numpy = engine_of(model, KeepingFusedJax()), engine_of(model, None)
+    shape = fused.backend._running.launching.shapes[0]
+    assert runs_fused(fused.backend._running.model, shape), "this is not what the test is about"
+    (rows, found), (wanted_rows, wanted) = run(fused), run(numpy)
+    compared = 0
+    for row, other, got, expected in zip(rows, wanted_rows, ids_of(found), ids_of(wanted), strict=True):
+        length = len(PROMPTS[rows.index(row)])
+        for step, (token, right) in enumerate(zip(got, expected, strict=True)):
+            logits, reference = (made.backend.kept[key, length + step] for made, key in ((fused, row), (numpy, other)))
+            bound = TOLERANCE * np.abs(reference).max()
+            np.testing.assert_allclose(logits, reference, rtol=0, atol=bound)
+            compared += 1
+            if token != right:
+                second, best = np.sort(reference)[-2:]
+                assert best - second <= 2 * bound
+                break
+    assert compared > len(rows) * STEPS / 2
+
+
+USUAL = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.02}
+ROWS = {
+    "greedy": ({}, {}, {}),
+    "usual": ({**USUAL, "seed": 1}, {}, {"temperature": 1, "seed": 2}),
+    "penalised": ({**USUAL, "repetition_penalty": 1.3}, {}, {"logit_bias": {5: 3.0}}),
+    "logprobs": ({"logprobs": 3}, {**USUAL, "logprobs": 0}, {}),
+    "unusual": ({"temperature": 1, "mirostat": 2, "seed": 4}, {**USUAL, "xtc_probability": 0.5}, {"typical_p": 0.9}),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_forward_and_draw_in_one_program_draw_what_two_draw(llama, kind, monkeypatch):
+    """Read one step behind as well as at once; where a row wants more than the light sets have, there are two."""
+    counted = []
+    whole = jax_backend.forward_and_draw
+    monkeypatch.setattr(jax_backend, "forward_and_draw", lambda *args: counted.append(1) or whole(*args))
+    made = engine_of(llama, KeepingFusedJax())
+    _, apart = run(made, params=ROWS[kind])
+    assert not counted
+    for ahead in (False, True):
+        fused = engine_of(llama, FusedJax())
+        _, found = run(fused, ahead=ahead, params=ROWS[kind])
+        assert len(counted) == (STEPS if kind in ("greedy", "usual") else 0)
+        assert ids_of(found) == ids_of(apart)
+        assert [[o.logprobs for o in row] for row in found] == [[o.logprobs for o in row] for row in apart]
+        for one, two in zip(fused.backend._running.kv, made.backend._running.kv, strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+        counted.clear()
+    asked = [params.get("logprobs") is not None for params in ROWS[kind]]
+    assert [all(o.logprobs is not None for o in row) for row in found] == asked
+
+
+def test_dense_storage_and_paged_give_the_same_bits(llama):
+    paged, dense = engine_of(llama, KeepingFusedJax()), engine_of(llama, KeepingFusedJax(), DenseKV)
+    (rows, found), (others, expected) = run(paged), run(dense)
+    assert ids_of(found) == ids_of(expected)
+    for row, other, prompt in zip(rows, others, PROMPTS, strict=True):
+        for position in range(len(prompt), len(prompt) + STEPS + 1):
+            logits, same = paged.backend.kept[row, position], dense.backend.kept[other, position]
+            assert logits.tobytes() == same.tobytes()
