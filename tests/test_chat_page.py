@@ -123,6 +123,30 @@ def test_thinking_is_apart_from_the_reply(server: PageServer, visits: Callable[.
     assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": "Because."}
 
 
+CUTS = """
+async ([bytes, at]) => {
+  const { events } = await import("./assets/sse.js");
+  const parts = [bytes.slice(0, at), bytes.slice(at)].map((part) => new Uint8Array(part));
+  const found = [];
+  const start = (it) => {
+    for (const part of parts) it.enqueue(part);
+    it.close();
+  };
+  for await (const data of events(new ReadableStream({ start }))) found.push(data);
+  return found;
+}
+"""
+
+
+def test_events_are_read_however_they_are_cut(server: PageServer, visits: Callable[..., Visit]) -> None:
+    """Of the HTML standard's event streams: three line ends, comments, other fields, several lines of data."""
+    visit = ready(visits(server))
+    stream = ": keep-alive\n\ndata: ä\r\n\r\nevent: x\ndata:{\ndata:  b}\n\n\ndata: c\r\rid: 7\n\ndata: cut short"
+    sent = list(stream.encode())
+    for at in range(len(sent) + 1):
+        assert visit.page.evaluate(CUTS, [sent, at]) == ["ä", "{\n b}", "c"], at
+
+
 # --- 2. stop ----------------------------------------------------------------------------------------------------------
 
 
@@ -492,6 +516,62 @@ def test_chats_are_kept_listed_and_cleared(server: PageServer, visits: Callable[
     expect(visit.messages).to_have_count(0)
     left = visit.page.evaluate("Object.keys(localStorage).filter((name) => name.startsWith('mlxcel.chat.'))")
     assert left == []
+
+
+def test_another_tab_sees_the_chat_and_its_end(server: PageServer, visits: Callable[..., Visit]) -> None:
+    server.answer = "ok"
+    visit = ready(visits(server))
+    other = Visit(visit.page.context.new_page()).open(server.url)
+    ready(other)
+    visit.ask("shared")
+    expect(visit.figures.last).to_have_text("finished")
+    expect(other.page.locator("#chat-list .open")).to_have_text(["shared"])
+    other.button("shared").click()
+    visit.ask("more")
+    expect(other.messages).to_have_count(4)
+    visit.button("Delete the chat shared").click()
+    expect(other.messages).to_have_count(0)
+    expect(other.page.locator("#chat-list .open")).to_have_count(0)
+
+
+def test_without_storage_clipboard_and_secure_origin(server: PageServer, visits: Callable[..., Visit]) -> None:
+    """Private windows, and plain http from another machine."""
+    server.key = "k"
+    server.answer = "```\ncode\n```"
+    visit = visits(server)
+    visit.page.add_init_script(
+        "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };"
+        "delete Navigator.prototype.clipboard; delete Crypto.prototype.randomUUID;"
+        "document.execCommand = (command) => { window.copied = document.activeElement.value; return true; };"
+    )
+    visit.page.reload()
+    visit.setting("Key").fill("k")
+    visit.button("Use this key").click()
+    ready(visit)
+    for count in (2, 4):
+        visit.ask("again")
+        expect(visit.messages).to_have_count(count)
+        expect(visit.figures.last).to_have_text("finished")
+    expect(visit.page.get_by_text("This browser keeps no more")).to_be_visible()
+    visit.reply.get_by_role("button", name="Copy").click()
+    expect(visit.reply.get_by_role("button", name="Copied")).to_be_visible()
+    assert visit.page.evaluate("window.copied") == "code"
+
+
+def test_a_chat_that_was_left_is_finished_there(server: PageServer, visits: Callable[..., Visit]) -> None:
+    visit = ready(visits(server))
+    visit.ask("first")
+    expect(visit.button("Stop")).to_be_visible()
+    server.say("Half", 1)
+    expect(visit.reply).to_have_text("Half")
+    visit.button("New chat").click()
+    expect(visit.messages).to_have_count(0)
+    server.say(" and whole", 3)
+    server.finish(3)
+    expect(visit.button("Send")).to_be_visible()
+    visit.button("first").click()
+    expect(visit.reply).to_have_text("Half and whole")
+    expect(visit.figures.last).to_have_text("finished")
 
 
 # --- 8. every size, every hand ----------------------------------------------------------------------------------------
