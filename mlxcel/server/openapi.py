@@ -1,0 +1,167 @@
+"""GET /openapi.json: the routes there are, what their bodies hold, and how they fail, from the code that reads them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from mlxcel.core.named import load_target
+from mlxcel.core.param_table import FIELDS
+from mlxcel.core.request_names import REFUSED
+from mlxcel.server.errors import ANTHROPIC_TYPES, NATIVE_TYPES, OPENAI_TYPES, Shape, shape_of
+from mlxcel.server.fields import Body
+from mlxcel.server.json_out import Json
+from mlxcel.server.known_fields import IDLE
+from mlxcel.version import version
+
+Schema = dict[str, Any]
+
+BODIES: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "mlxcel.server.fields:Chat",
+    "/chat/completions": "mlxcel.server.fields:Chat",
+    "/v1/completions": "mlxcel.server.fields:Completion",
+    "/completion": "mlxcel.server.native_fields:Native",
+    "/completions": "mlxcel.server.native_fields:Native",
+    "/v1/messages": "mlxcel.server.message_fields:Messages",
+    "/v1/messages/count_tokens": "mlxcel.server.message_fields:CountTokens",
+    "/tokenize": "mlxcel.server.fields:Tokenize",
+    "/detokenize": "mlxcel.server.fields:Detokenize",
+    "/apply-template": "mlxcel.server.fields:ApplyTemplate",
+}
+"""What reads the body of a POST, by path."""
+
+_STATUSES: Final[Mapping[Shape, Mapping[int, str]]] = {
+    "openai": OPENAI_TYPES,
+    "native": NATIVE_TYPES,
+    "anthropic": ANTHROPIC_TYPES,
+}
+_NULL: Final = {"type": "null"}
+_STRING: Final = {"type": "string"}
+_KINDS: Final[tuple[tuple[str, Schema], ...]] = (
+    ("an integer", {"type": "integer"}),
+    ("a number", {"type": "number"}),
+    ("true or false", {"type": "boolean"}),
+    ("one of", _STRING),
+    ("at most 1024 pairs", {"anyOf": [{"type": "object"}, {"type": "array", "items": {"type": "array"}}]}),
+    ("at most", {"anyOf": [_STRING, {"type": "array", "items": _STRING}]}),
+    ("a list of stages", {"type": "array", "items": _STRING}),
+    ("null or {", {"type": "object"}),
+)
+"""The words of a rule, as they begin, and the type that they mean. Other lists are of ids, or of objects."""
+
+
+async def document(request: Request) -> Response:
+    """This document."""
+    return Json(openapi(request.app.routes))
+
+
+def openapi(routes: Iterable[BaseRoute]) -> Schema:
+    """The document for a server that has these routes."""
+    components: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    for route in routes:
+        if not isinstance(route, Route):
+            continue
+        path = re.sub(r"{(\w+):\w+}", r"{\1}", route.path)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(path, {})[method.lower()] = _operation(route, path, method, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mlxcel", "version": version()},
+        "paths": dict(sorted(paths.items())),
+        "components": {"schemas": dict(sorted(components.items()))},
+    }
+
+
+def sampling_schema() -> dict[str, Schema]:
+    """The sampling fields under all of their names."""
+    found: dict[str, Schema] = {}
+    for field in FIELDS:
+        kind = next((kind for words, kind in _KINDS if field.rule.words.startswith(words)), None)
+        if kind is None:
+            items = {"type": "object"} if "{" in field.rule.words else {"type": "integer"}
+            kind = {"type": "array", "items": items}
+        if field.name == "logprobs":
+            kind = {"anyOf": [kind, {"type": "boolean"}]}
+        for name in (field.name, *field.other):
+            same = "" if name == field.name else f" The same as `{field.name}`."
+            found[name] = {
+                "anyOf": [kind, _NULL],
+                "description": f"{field.rule.words[0].upper()}{field.rule.words[1:]}.{same}",
+            }
+    return found
+
+
+def _operation(route: Route, path: str, method: str, components: dict[str, Any]) -> Schema:
+    shape = shape_of(path)
+    operation: Schema = {
+        "summary": (inspect.getdoc(route.endpoint) or route.name).split("\n\n")[0],
+        "operationId": f"{method.lower()}_{route.name}_{len(path)}",
+        "responses": {"200": {"description": "Done.", "content": {"application/json": {"schema": {}}}}},
+    }
+    names = re.findall(r"{(\w+)}", path)
+    if names:
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _STRING} for name in names]
+    target = BODIES.get(path) if method == "POST" else None
+    if target is not None:
+        kind: type[Body] = load_target(target)
+        components[kind.__name__] = _body(kind, components)
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+        operation["requestBody"] = {"required": True, "content": content}
+        if "stream" in {field.encode_name for field in msgspec.structs.fields(kind)}:
+            operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _STRING}
+    components[f"error_{shape}"] = _error(shape)
+    for status, kind_of_error in _STATUSES[shape].items():
+        schema = {"$ref": f"#/components/schemas/error_{shape}"}
+        operation["responses"][str(status)] = {
+            "description": kind_of_error,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return operation
+
+
+def _body(kind: type[Body], components: dict[str, Any]) -> Schema:
+    (reference,), found = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    own: Schema = dict(found.pop(reference["$ref"].rpartition("/")[2]))
+    components.update(found)
+    properties = {name: _nullable(each) for name, each in own["properties"].items() if name != "sampling"}
+    required = own.get("required", [])
+    for name in required:
+        properties[name] = own["properties"][name]
+    if kind.samples:
+        properties = {**sampling_schema(), **properties}
+    known: Schema = {"type": "object", "properties": properties, "required": required}
+    if kind.samples:
+        known["description"] = (
+            f"Accepted without effect: {', '.join(sorted(IDLE))}. Refused by name: {', '.join(sorted(REFUSED))}."
+        )
+    return known
+
+
+def _nullable(schema: Schema) -> Schema:
+    """null is "not given" for every field that need not be given."""
+    return schema if _NULL in schema.get("anyOf", ()) else {"anyOf": [schema, _NULL]}
+
+
+def _error(shape: Shape) -> Schema:
+    """What docs/spec/clients.md 3.5 says of the shape."""
+    told: dict[str, Schema] = {"message": _STRING, "type": _STRING}
+    if shape == "openai":
+        told |= {name: {"anyOf": [_STRING, _NULL]} for name in ("param", "code")}
+    elif shape == "native":
+        told |= {"code": {"type": "integer"}}
+    error: Schema = {"type": "object", "required": sorted(told), "properties": told}
+    above: dict[str, Schema] = {"error": error, "request_id": _STRING}
+    if shape == "anthropic":
+        above["type"] = {"const": "error"}
+    return {"type": "object", "required": sorted(above.keys() - {"request_id"}), "properties": above}
+
+
+ROUTES: Final = [Route("/openapi.json", document)]
