@@ -33,7 +33,8 @@ class LineEditor:
     def __init__(self, history: Path | None) -> None:
         keys = KeyBindings()
         keys.add("enter")(_enter)
-        keys.add("escape", "enter")(_newline)
+        for enter in ("enter", "c-j"):  # what was typed before there was a prompt comes as c-j
+            keys.add("escape", enter)(_newline)
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
             multiline=True,

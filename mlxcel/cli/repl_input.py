@@ -55,8 +55,8 @@ def parse(line: str) -> str | Called | None:
         return text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n") or None
     if not text.startswith("/"):
         return text or None
-    word, *rest = text[1:].split(maxsplit=1)
-    name, argument = ALIASES.get(word, word), rest[0] if rest else ""
+    word, _, argument = text[1:].partition(" ")
+    name, argument = ALIASES.get(word, word), argument.strip()
     if name not in COMMANDS:
         near = get_close_matches(word, [*COMMANDS, *ALIASES], n=1, cutoff=0.5)
         raise UsageError(
@@ -105,7 +105,7 @@ def setting(argument: str) -> tuple[str, Any]:
 
 
 def _readings(text: str) -> Iterator[Any]:
-    """What a value may mean: the first reading that its field takes counts. A list of one may leave out its brackets."""
+    """What a value may mean: the first reading that its field takes counts. A list of one needs no brackets."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
