@@ -199,10 +199,9 @@ def test_a_failed_reply_leaves_the_conversation_as_it_was(talk: Talk, monkeypatc
 def test_a_reply_that_is_stopped_before_a_word_is_no_exchange(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     results = iter(("cancelled", "eos"))
 
-    def stopped(*arguments: Any) -> RequestResult:
+    def stopped(scheduler: Any, spec: Any, resolved: Any, bell: Any, output: Any) -> RequestResult:
         cause = next(results)
-        *before, output = arguments
-        result = answer(*before, output=None if cause == "cancelled" else output)
+        result = answer(scheduler, spec, resolved, bell, None if cause == "cancelled" else output)
         return attrs.evolve(result, cause=cause, text="") if cause == "cancelled" else result
 
     monkeypatch.setattr("mlxcel.cli.repl.answer", stopped)
