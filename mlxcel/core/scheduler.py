@@ -67,7 +67,8 @@ class Scheduler:
         self._numbers = itertools.count()
         self._counters = Counters(rows_total=engine.settings.slots)
         self._inbox = Inbox(rows=engine.settings.slots, depth=settings.max_queue_depth)
-        self._records = EndRecords(engine, observers or Observers(()), self._counters, clock)
+        observers = Observers(()) if observers is None else observers
+        self._records = EndRecords(engine, observers, self._counters, clock)
         self._watchdog = Watchdog(settings.decode_timeout, clock, self._hangs)
         ring = Ring(engine, settings, idle=planner, busy=busy_planner or planner)
         admission = Admission(

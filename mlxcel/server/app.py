@@ -28,7 +28,18 @@ from mlxcel.server.state import ServerState
 
 log = logging.getLogger("mlxcel.server")
 
-ROUTES: Final = ("openai_chat", "openai_completions", "text_routes", "operations")
+ROUTES: Final = (
+    "openai_chat",
+    "openai_completions",
+    "text_routes",
+    "operations",
+    "models",
+    "props",
+    "slots",
+    "cache_routes",
+    "metrics_route",
+    "page_routes",
+)
 """Modules of this package that have `ROUTES`."""
 
 
@@ -37,15 +48,16 @@ def create_app(
     load: Callable[[], Serving] | None = None,
     *,
     config: EngineConfig | None = None,
+    write: Callable[[str], None] | None = None,
 ) -> Starlette:
     """An application whose lifespan loads the model, on a thread: until then routes that need it answer 503.
 
     Without arguments everything is as the environment has it (docs/spec/clients.md 0.2). `load` takes the place of
-    loading what `config` names.
+    loading what `config` names. `write` gets the line of each request, instead of the logger `mlxcel.access`.
     """
     settings = settings or ServerSettings()
     config = serving_config(config or EngineConfig.resolve())
-    state = ServerState(settings)
+    state = ServerState(settings, write=write)
     model = ModelThread(state, load or _loader(settings, config), config)
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mlxcel.core.source import Progress
 from mlxcel.errors import EngineUnhealthy, MlxcelError, ShuttingDown
 from mlxcel.server.served import ServedModel
+from mlxcel.server.snapshot import Snapshot
 from mlxcel.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -80,20 +81,25 @@ class ModelThread:
             if self._stopped.is_set():
                 serving.close()
                 return
-            served = ServedModel(serving, self._config, self._state.settings)
+            state = self._state
+            serving.model.observers.add(state)
+            served = ServedModel(serving, self._config, state.settings, submitted=state.requests.submitted)
+            first = Snapshot.take(serving)
         except Exception as error:
+            if self._serving is not None:
+                self._serving.close()
             if not isinstance(error, MlxcelError):
                 log.error("the model could not be loaded", exc_info=error)
                 error = EngineUnhealthy(f"the model could not be loaded: {error!r}", hint="-vv shows where")
             self._tell(self._state.fail, error)
             return
-        self._tell(self._state.ready, served)
+        self._tell(state.ready, served, first)
         serving.scheduler.join()
         if (sick := serving.scheduler.sick) is not None and not self._stopped.is_set():
             self._tell(self._state.fail, sick)
 
-    def _tell(self, change: Callable[..., None], value: object) -> None:
+    def _tell(self, change: Callable[..., None], *values: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(change, value)
+            self._loop.call_soon_threadsafe(change, *values)
         except RuntimeError:
             log.debug("the server ended before its model was told of", exc_info=True)

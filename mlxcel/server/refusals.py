@@ -106,3 +106,12 @@ class ModelLoading(Refusal):
         super().__init__(
             "Loading model", hint="try again in a few seconds", headers={"Retry-After": "5"}, retry_after=5
         )
+
+
+class NoSlotFree(Refusal):
+    """Asked for by who would rather go elsewhere than wait."""
+
+    status, code = 503, "queue_full"
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"all {count} rows are taken", hint="a request would wait", headers={"Retry-After": "1"})

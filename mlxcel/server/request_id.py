@@ -7,6 +7,7 @@ import secrets
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxcel.server.record import RequestRecord
@@ -63,17 +64,20 @@ class RequestIds:
         try:
             await self._app(scope, hear, answer)
         finally:
-            self._state.requests.remove(record)
             if not record.status:
                 record.status = HUNG_UP if record.left else 500
             record.route = _route(scope)
+            self._state.requests.answered(record, self._state.clock())
 
 
 def _route(scope: Scope) -> str:
     """The path of the route, as it is written where it is defined: never what a client sent."""
-    endpoint = scope.get("endpoint")
-    routes = scope["app"].routes if endpoint is not None and "app" in scope else ()
-    return next((route.path for route in routes if getattr(route, "endpoint", None) is endpoint), "unmatched")
+    routes, endpoint = scope["app"].routes, scope.get("endpoint")
+    if endpoint is None:  # it did not get as far as a route
+        found = (route for route in routes if route.matches(scope)[0] is not Match.NONE)
+        endpoint = getattr(next(found, None), "endpoint", None)
+    named = (route.path for route in routes if endpoint is not None and getattr(route, "endpoint", None) is endpoint)
+    return next(named, "unmatched")
 
 
 def _client(scope: Scope) -> str:

@@ -139,7 +139,7 @@ async def _drain(state: ServerState) -> None:
         scheduler = state.served.serving.scheduler
         scheduler.drain(limit)
         await asyncio.to_thread(scheduler.join, None)
-    await state.requests.none_left(CLOSING)
+    await state.requests.all_answered(CLOSING)
 
 
 def _config(sock: socket.socket) -> hypercorn.config.Config:

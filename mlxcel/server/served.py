@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxcel.conversation import Conversation, templated
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlxcel.asked import AskedPrompt
     from mlxcel.config import EngineConfig
     from mlxcel.core.reply import Reply
+    from mlxcel.core.request import Request
     from mlxcel.core.tokenizer import Tokenizer
     from mlxcel.gather import Prepared
     from mlxcel.prepare import Prompt
@@ -29,8 +30,17 @@ if TYPE_CHECKING:
 class ServedModel:
     """A model that serves. All methods may be called from any thread, and none waits for the engine."""
 
-    def __init__(self, serving: Serving, config: EngineConfig, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        config: EngineConfig,
+        settings: ServerSettings,
+        *,
+        submitted: Callable[[Request], None] = lambda request: None,
+    ) -> None:
+        """`submitted` is told of each request that the scheduler took."""
         self.serving = serving
+        self._submitted = submitted
         self._config, self._settings = config, settings
         model = serving.model
         self.names: Sequence[str] = config.served_model_name or (model.facts.name,)
@@ -43,6 +53,11 @@ class ServedModel:
     @property
     def tokenizer(self) -> Tokenizer:
         return self.serving.model.tokenizer
+
+    @property
+    def kv_requested(self) -> str:
+        """What was asked for of where the KV lives: `auto`, or a name."""
+        return self._config.kv_storage
 
     @property
     def room(self) -> bool:
@@ -113,7 +128,9 @@ class ServedModel:
 
     def submit(self, prepared: Prepared) -> Reply:
         """Raises as `Scheduler.submit` does."""
-        return self.serving.scheduler.submit(prepared.request)
+        reply = self.serving.scheduler.submit(prepared.request)
+        self._submitted(prepared.request)
+        return reply
 
     def _check_ids(self, given: Mapping[str, Any]) -> None:
         """The ids of a request's fields, whose shape was checked, by the place that the client gave them."""

@@ -8,11 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from mlxcel.errors import EngineUnhealthy, MlxcelError, ShuttingDown
-from mlxcel.server.record import LiveRequests
+from mlxcel.server.access_log import AccessLog
+from mlxcel.server.metrics import Metrics
+from mlxcel.server.record import LiveRequests, RequestRecord
 from mlxcel.server.refusals import ModelLoading
 from mlxcel.server.settings import ServerSettings
+from mlxcel.server.snapshot import Snapshot, Snapshots
+from mlxcel.server.unknown_fields import UnknownFields
 
 if TYPE_CHECKING:
+    from mlxcel.core.plan import StepReport
+    from mlxcel.core.result import RequestResult
     from mlxcel.server.served import ServedModel
 
 Phase = Literal["loading", "ready", "draining", "failed"]
@@ -25,16 +31,39 @@ class ServerState:
     `started` is Unix time, whole seconds; `clock` counts seconds for durations.
     """
 
-    def __init__(self, settings: ServerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        write: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.settings = settings
         self.clock = clock
         self.started = int(time.time())
         self.phase: Phase = "loading"
         self.served: ServedModel | None = None
         self.failure: MlxcelError | None = None
-        self.requests = LiveRequests()
+        self.metrics = Metrics(clock)
+        self.log = AccessLog(settings, write)
+        self.requests = LiveRequests(self._done)
+        self.snapshots: Snapshots | None = None
+        self.unknown = UnknownFields()
         self.settled = asyncio.Event()
         self.over = asyncio.Event()
+
+    @property
+    def model(self) -> ServedModel:
+        """For routes that need it. Raises what `refusal` returns where there is none."""
+        if self.served is None:
+            raise self.refusal() or ModelLoading()
+        return self.served
+
+    async def snapshot(self) -> Snapshot:
+        """What the engine's thread knows now, or knew a moment ago while it is in a long step. Raises as `model`."""
+        if self.snapshots is None:
+            raise self.refusal() or ModelLoading()
+        return await self.snapshots.newest()
 
     def refusal(self) -> MlxcelError | None:
         """Why no request is taken now; None where it is, but for the queue's bound."""
@@ -46,8 +75,8 @@ class ServerState:
             return EngineUnhealthy("Engine unhealthy", hint="the server has to be started again; its log says why")
         return None
 
-    def ready(self, served: ServedModel) -> None:
-        self.served = served
+    def ready(self, served: ServedModel, first: Snapshot) -> None:
+        self.served, self.snapshots = served, Snapshots(served.serving, first)
         if self.phase == "loading":
             self.phase = "ready"
         self.settled.set()
@@ -59,6 +88,19 @@ class ServerState:
         self.phase = "failed"
         self.settled.set()
         self.over.set()
+
+    def step_finished(self, report: StepReport) -> None:
+        """As an observer of the engine, on its thread."""
+        self.metrics.step_finished(report)
+
+    def request_finished(self, result: RequestResult) -> None:
+        """As an observer of the engine, on whichever thread ends a row."""
+        self.metrics.request_finished(result)
+        self.requests.ended(result)
+
+    def _done(self, record: RequestRecord) -> None:
+        self.metrics.request_done(record)
+        self.log.request(record, None if self.served is None else self.served.tokenizer)
 
     def drain(self) -> None:
         """From now on no request is taken; those that are here go on."""
