@@ -50,11 +50,11 @@ def _second_reading(body: bytes, fault: str) -> Any:
     except RecursionError:
         raise RequestError("the body is nested too deep", hint="send fewer lists and objects inside others") from None
     except json.JSONDecodeError as error:
-        if found := _BYTE.fullmatch(fault):
-            raise _no_json(found[1].removeprefix("JSON is malformed: "), int(found[2])) from None
         if fault == "Input data was truncated":
             raise _no_json("it is cut short", len(body)) from None
-        raise _no_json(error.msg, len(text[: error.pos].encode())) from None
+        found = _BYTE.fullmatch(fault)
+        words = found[1].removeprefix("JSON is malformed: ") if found else error.msg
+        raise _no_json(words, len(text[: error.pos].encode())) from None
     except ValueError:  # a name that JSON does not have, or an integer of more digits than Python reads
         if found := _BYTE.fullmatch(fault):
             raise _no_json("NaN and Infinity are no numbers", int(found[2])) from None

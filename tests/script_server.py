@@ -1,0 +1,132 @@
+"""A server over a script, on a free port of this machine and in this process, for real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import script_plugin
+from hypercorn.asyncio import serve as run_hypercorn
+from hypercorn.config import Config
+from script_plugin import GATE
+
+from mlxcel.config import EngineConfig
+from mlxcel.core.source import NoProgress
+from mlxcel.plugins import discovery
+from mlxcel.plugins.discovery import GROUP, EntryPoint
+from mlxcel.plugins.manager import PluginManager
+from mlxcel.serve_engine import Serving, serve
+from mlxcel.server.app import create_app
+from mlxcel.server.settings import ServerSettings
+from mlxcel.testing.byte_tokenizer import ByteTokenizer
+
+MODEL = "tiny"
+
+
+def script_manager() -> PluginManager:
+    entry = EntryPoint("script", script_plugin.__name__, "script", "1")
+    return PluginManager([*discovery.entry_points(GROUP, ()), entry], only=None, trace=None)
+
+
+class ScriptServer:
+    """What a test holds of a server that runs. Threads of tests may ask it; `state` and `serving` are the server's own,
+    to be looked at."""
+
+    def __init__(self, port: int, state: Any, serving: Serving) -> None:
+        self.port, self.state, self.serving = port, state, serving
+        self.url = f"http://127.0.0.1:{port}"
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+        """Status, decoded JSON and headers (by lower case) of a request. `body` may be bytes."""
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, sent, {"Content-Type": "application/json", **(headers or {})}, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=30) as reply:
+                text, status, found = reply.read(), reply.status, reply.headers
+        except urllib.error.HTTPError as error:
+            text, status, found = error.read(), error.code, error.headers
+        return status, json.loads(text), {name.lower(): value for name, value in found.items()}
+
+    def ok(self, path: str, body: Any) -> Any:
+        status, reply, _ = self.post(path, body)
+        assert status == 200, reply
+        return reply
+
+    def raw_stream(self, path: str, body: Any) -> str:
+        """All of a stream, as it came."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return str(reply.read().decode())
+
+    def stream(self, path: str, body: Any) -> list[Any]:
+        """The chunks of a stream that ended as it should."""
+        *events, end, rest = self.raw_stream(path, body).split("\n\n")
+        assert (end, rest) == ("data: [DONE]", "")
+        return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
+
+    def idle(self) -> bool:
+        """Whether no row and no page is taken; asked between two ticks, until those that were cancelled have left."""
+        for _ in range(1000):
+            stats = self.serving.stats()
+            kv, scheduler = stats["kv"], stats["scheduler"]
+            if (scheduler["rows_busy"], scheduler["num_requests_waiting"], kv["owned"]) == (0, 0, 0):
+                return bool(kv["free"] + kv["cached"] == kv["total"])
+        return False
+
+
+@contextmanager
+def running(
+    model: Path, settings: ServerSettings | None = None, *, tokenizer: Any = None, **options: Any
+) -> Iterator[ScriptServer]:
+    """A server over the checkpoint in `model`, whose replies the script plugin makes unless `options` name another
+    backend."""
+    settings = settings or ServerSettings()
+    GATE.open.set()
+    config = EngineConfig.resolve({"model": str(model), "backend": "script", **options}, environ={})
+    made: list[Serving] = []
+
+    def load() -> Serving:
+        tok = tokenizer or ByteTokenizer()
+        depth = settings.max_queue_depth
+        serving = serve(config, script_manager(), NoProgress(), max_queue_depth=depth, tokenizer=tok)
+        made.append(serving)
+        return serving
+
+    app = create_app(settings, load, config=config)
+    bound = socket.create_server(("127.0.0.1", 0), backlog=100)
+    port = bound.getsockname()[1]
+    hypercorn = Config()
+    hypercorn.bind = [f"fd://{bound.detach()}"]
+    hypercorn.graceful_timeout = 0.1
+    hypercorn.errorlog = None
+    loop, over = asyncio.new_event_loop(), asyncio.Event()
+
+    def run() -> None:
+        loop.run_until_complete(run_hypercorn(app, hypercorn, shutdown_trigger=over.wait))  # type: ignore[arg-type]
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    thread = threading.Thread(target=run, name="script-server")
+    thread.start()
+    try:
+        state = app.state.server
+        asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(30)
+        assert state.failure is None, state.failure
+        yield ScriptServer(port, state, made[0])
+    finally:
+        GATE.open.set()
+        loop.call_soon_threadsafe(over.set)
+        thread.join(30)
