@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mlxcel.core.backend import Backend, BackendSettings, BackendSpec, Probe
-from mlxcel.errors import DeviceError
+from mlxcel.core.backend import Backend, BackendSettings, BackendSpec, Probe, WatchesNumerics
+from mlxcel.errors import DeviceError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +85,14 @@ def backend_cache(config: EngineConfig, name: str) -> Path | None:
 
 def _made(registry: Registry[BackendSpec], name: str, config: EngineConfig) -> Backend:
     settings = BackendSettings(config.device, config.gpu_memory_utilization, backend_cache(config, name))
-    return make_backend(registry, name, settings, dtype=config.dtype, deterministic=config.deterministic)
+    backend = make_backend(registry, name, settings, dtype=config.dtype, deterministic=config.deterministic)
+    if config.debug_numerics:
+        if not isinstance(backend, WatchesNumerics):
+            raise UsageError(
+                f"the backend {name} cannot say in which layer numbers go wrong", hint="leave --debug-numerics out"
+            )
+        backend.watch_numerics()
+    return backend
 
 
 def make_backend(

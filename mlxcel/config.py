@@ -62,6 +62,7 @@ class EngineConfig:
     generation_config: str
     served_model_name: tuple[str, ...]
     max_consecutive_faults: int
+    debug_numerics: bool
     force_sync: bool
     max_num_seqs: int | None
     decode_timeout: float

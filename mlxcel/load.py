@@ -26,6 +26,7 @@ from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import Progress
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import CheckpointError, PluginError
+from mlxcel.finite_weights import FiniteWeights
 from mlxcel.footprint import Footprint
 from mlxcel.kv_setup import Rows, make_cache, make_store, page_size, plan_rows, save_cache
 from mlxcel.memory_plan import MemorySettings, memory_here, storage_name
@@ -267,7 +268,8 @@ def _assemble(
     memory = memory_here(MemorySettings.of(config, rows=parts.rows.most, dtype=dtype), backend.memory())
     plan_rows(footprint, config, parts.rows, memory, dtype=dtype).admitted()  # before a weight is read
     held.callback(backend.close)
-    backend.load(family, model_config, checkpoint, progress)
+    weights = FiniteWeights(checkpoint) if config.debug_numerics else checkpoint
+    backend.load(family, model_config, weights, progress)
     memory_plan = plan_rows(footprint, config, parts.rows, memory, dtype=dtype, weights=backend.weight_bytes)
     context = memory_plan.admitted()
     if context.lowered:

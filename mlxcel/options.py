@@ -162,6 +162,11 @@ OPTIONS: Final = (
         "advanced",
     ),
     Option(
+        "debug_numerics", ("--debug-numerics",), "MLXCEL_DEBUG_NUMERICS", SWITCH, False, "off",
+        "Name weights that are not finite, and the first layer that was not where a reply fails so; slower.",
+        "advanced",
+    ),
+    Option(
         "no_warmup", ("--no-warmup",), "MLXCEL_NO_WARMUP", SWITCH, False, "warm-up on",
         "Be ready before every program is compiled; the first requests then wait for theirs.", "scheduler",
     ),

@@ -32,6 +32,7 @@ SAMPLES = {
     "chat_template_kwargs": ('{"a": 1}', {"a": 1}),
     "served_model_name": ("other", ("other",)),
     "max_consecutive_faults": ("3", 3),
+    "debug_numerics": ("1", True),
     "loop_detection": ("2,10,5", LoopDetection(2, 10, 5)),
     "force_sync": ("1", True),
     "max_num_seqs": ("7", 7),

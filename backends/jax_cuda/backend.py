@@ -94,6 +94,10 @@ class JaxBackend:
     def memory(self) -> DeviceMemory | None:
         return device_memory(self._device)
 
+    def watch_numerics(self) -> None:
+        """No launch is fused then: layers are looked at between their ops."""
+        self._numerics = attrs.evolve(self._numerics, watched=True)
+
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         schema, numerics = family.schema(config), self._numerics
         forms = packed_forms(schema, fused_block(family, config, numerics, config.context), numerics)
@@ -161,8 +165,8 @@ class JaxBackend:
         drawn, ran, logits = [], 0, None
         try:
             self._copy_pages(plan.page_copies)
-            running.begin(plan)
             for launch in running.launching.cut(plan):
+                running.begin(launch)
                 ran += 1
                 if len(launch.draws):
                     drawn.append(self._drawn(plan, launch))

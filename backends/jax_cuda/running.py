@@ -14,7 +14,7 @@ from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.drawing import LastDrawn
 from mlxcel_jax_cuda.forward import Read
 from mlxcel_jax_cuda.fused_decode import runs_fused
-from mlxcel_jax_cuda.launch import Launching, Shape
+from mlxcel_jax_cuda.launch import Launch, Launching, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.standard_block import BlockWeights
 
@@ -51,12 +51,13 @@ class Running:
         """What a launch of this shape reads."""
         return self.block if self.block is not None and runs_fused(self.model, shape) else self.leaves
 
-    def begin(self, plan: StepPlan) -> None:
-        """Note where the rows of a step begin, those that do."""
-        for row in np.flatnonzero(plan.pieces):
-            slot = plan.slots[row]
+    def begin(self, launch: Launch) -> None:
+        """Note where a row begins, with its first piece."""
+        if launch.shape.width > 1:
+            fields = launch.shape.cut(launch.buffer)
+            slot = fields.slots[0]
             if self.begun[slot] == UNKNOWN:
-                self.begun[slot] = plan.positions[plan.query_start[row]]
+                self.begun[slot] = fields.positions[0, 0]
 
     def own(self, plan: StepPlan, row: int) -> tuple[np.ndarray, np.int32]:
         """The pages that a row of a plan wrote to, int32 [P] with -1 behind the last, and its slot."""

@@ -63,6 +63,7 @@ class NumpyBackend:
         )
         self._model: _Model | None = None
         self._running: _Running | None = None
+        self._watched = False
 
     @property
     def caps(self) -> BackendCaps:
@@ -74,6 +75,9 @@ class NumpyBackend:
 
     def memory(self) -> None:
         """NumPy's arrays lie in the host's memory."""
+
+    def watch_numerics(self) -> None:
+        self._watched = True
 
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         self._model = _Model(family, config, load_weights(family.schema(config), checkpoint, progress))
@@ -93,7 +97,9 @@ class NumpyBackend:
         copy_pages(running.storage, plan.page_copies)
         own = np.repeat(running.last_tokens[plan.slots], np.diff(plan.query_start))
         token_ids = np.where(plan.token_ids == CARRY, own, plan.token_ids)
-        context = NumpyContext(plan, token_ids, model.weights, running.storage, running.layout.context)
+        context = NumpyContext(
+            plan, token_ids, model.weights, running.storage, running.layout.context, watched=self._watched
+        )
         # Overflow and NaN of one row are found by its status word; they must not become warnings of the step.
         with np.errstate(all="ignore"):
             logits = model.family.forward(context, model.config)
@@ -107,7 +113,10 @@ class NumpyBackend:
         running.last_tokens[slots] = drawn.tokens
         if drawn.observed is not None:
             running.last_observed[slots] = drawn.observed
-        return StepResult(*drawn, launches)
+        spoilt = None
+        if context.seen is not None:
+            spoilt = np.minimum.reduceat(context.seen, plan.query_start[:-1])[plan.draw_rows]
+        return StepResult(*drawn, launches, spoilt)
 
     def export_state(self, slot: int) -> tuple[list[np.ndarray], int]:
         rings = [array[slot].copy() for array in ring_arrays(self._started().storage)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlxcel.core.family import ScanStep
-from mlxcel.core.plan import StepPlan
+from mlxcel.core.plan import EMBEDDING, FINITE, StepPlan
 from mlxcel_reference_numpy.attention import attend_token, attend_window
 from mlxcel_reference_numpy.experts import choose_experts
 from mlxcel_reference_numpy.products import row_products
@@ -46,14 +46,18 @@ class NumpyContext:
         weights: Weights,
         storage: Sequence[LayerStorage],
         context: int,
+        *,
+        watched: bool = False,
     ) -> None:
-        """token_ids: int32 [T], every carry filled in. storage: one entry a layer. context: N."""
+        """token_ids: int32 [T], every carry filled in. storage: one entry a layer. context: N. `watched`: `seen` says
+        of each token the first layer whose output was not finite, int32 [T]."""
         self._plan = plan
         self._token_ids = token_ids
         self._weights = weights
         self._storage = storage
         self._context = context
         self._row_of = np.repeat(np.arange(plan.num_rows), np.diff(plan.query_start))
+        self.seen = np.full(len(token_ids), FINITE, np.int32) if watched else None
         self._turn: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
 
     xp: Any = np
@@ -69,9 +73,15 @@ class NumpyContext:
     def for_layers(
         self, body: Callable[..., np.ndarray], x: np.ndarray, kinds: Sequence[Any] | None = None
     ) -> np.ndarray:
+        self._look(EMBEDDING, x)
         for layer in range(self._weights.layers):
             x = body(layer, x) if kinds is None else body(layer, x, kinds[layer])
+            self._look(layer, x)
         return x
+
+    def _look(self, layer: int, x: np.ndarray) -> None:
+        if self.seen is not None:
+            self.seen[(self.seen == FINITE) & ~np.isfinite(x).all(axis=-1)] = layer
 
     def weight(self, name: str, *, layer: int | None = None) -> np.ndarray:
         return self._weights.plain[name, layer or 0]

@@ -183,6 +183,16 @@ class CountsCompilations(Protocol):
 
 
 @runtime_checkable
+class WatchesNumerics(Protocol):
+    """A backend that can look at what each layer gives."""
+
+    def watch_numerics(self) -> None:
+        """Called before `load`, where somebody asked for it: every step then says in `StepResult.spoilt` where the
+        numbers of a row were first not finite."""
+        ...
+
+
+@runtime_checkable
 class WarmsUp(Protocol):
     """A backend that compiles. One that has this method is called once, behind `start` and before the first step."""
 
