@@ -29,6 +29,7 @@ class Serving:
 
     model: LoadedModel
     scheduler: Scheduler
+    plugins: PluginManager
     warm_up: float = 0.0  # seconds that rows took before it was ready
 
     @property
@@ -97,7 +98,7 @@ def serve(
     except BaseException:
         model.close()
         raise
-    return Serving(model, scheduler, warm_up=clock() - started)
+    return Serving(model, scheduler, manager, warm_up=clock() - started)
 
 
 def scheduler_settings(config: EngineConfig, model: LoadedModel, max_queue_depth: int) -> SchedulerSettings:

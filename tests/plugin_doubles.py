@@ -66,6 +66,16 @@ def mlxcel_finish_steps():
 def mlxcel_observers():
     return [Thing()]
 
+@hookimpl
+def mlxcel_routes(engine):
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def family(request):
+        return JSONResponse({"family": engine.model.facts.family})
+
+    return [Route("/my/family", family)]
+
 class Thing:
     def step_finished(self, report): pass
     def request_finished(self, result): pass

@@ -17,8 +17,8 @@ WHOLE_PLUGIN = {
         "there is no hook mlxcel_sampler: did you mean mlxcel_samplers",
     ),
     "hook of a later version": (
-        f"{HEADER}\n@hookimpl\ndef mlxcel_routes(engine):\n    return []",
-        "there is no hook mlxcel_routes",
+        f"{HEADER}\n@hookimpl\ndef mlxcel_ballets(engine):\n    return []",
+        "there is no hook mlxcel_ballets",
     ),
     "wrong argument": (f"{HEADER}\n@hookimpl\ndef mlxcel_samplers(config):\n    return []", "'mlxcel_samplers'"),
     "unmarked": (f"{HEADER}\ndef mlxcel_samplers():\n    return []", "mlxcel_samplers is not marked with @hookimpl"),

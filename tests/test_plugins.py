@@ -133,6 +133,13 @@ def test_mlxcel_observers(both: PluginManager) -> None:
     assert type(behind_built_ins(both.observers(), "every-hook/Every.Hook/0:Thing")).__name__ == "Thing"
 
 
+def test_mlxcel_routes(both: PluginManager) -> None:
+    """tests/test_server_plugin_routes.py asks one over HTTP."""
+    serving: Any = object()
+    route = behind_built_ins(both.routes(serving), "GET HEAD /my/family")
+    assert route.path == "/my/family"
+
+
 def test_every_built_in_target_exists() -> None:
     """A lazy name is checked by nothing else until somebody needs it."""
     manager = load(only=())

@@ -8,6 +8,8 @@ returns a list of specs whose targets are lazy strings: importing and calling a 
 
 # No `from __future__ import annotations` here: the signatures in docs/hooks.md are those of `inspect.signature`.
 
+from typing import TYPE_CHECKING
+
 import pluggy
 
 from mlxcel.core.backend import BackendSpec
@@ -17,6 +19,11 @@ from mlxcel.core.named import Named
 from mlxcel.core.observe import Observer
 from mlxcel.core.source import ModelSource
 from mlxcel.core.tokenizer import TokenizerSpec
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from mlxcel.serve_engine import Serving
 
 PROJECT = "mlxcel"
 
@@ -122,4 +129,13 @@ def mlxcel_observers() -> list[Observer]:
     (`request_finished(result)`), all of them.
 
     The objects themselves, not specs. What one raises is logged and counted, and touches no row.
+    """
+
+
+@hookspec
+def mlxcel_routes(engine: "Serving") -> "list[Route]":
+    """HTTP routes of a server, behind its own and under the same keys, limits and log.
+
+    Called by a server alone, once its model is there: `engine` has the `model` and the `scheduler`. The hook imports
+    starlette when it is called, not before. A path that another plugin or the server itself has is an error.
     """

@@ -21,18 +21,22 @@ _TARGET = re.compile(r"\w+(\.\w+)*:\w+")
 
 @attrs.frozen
 class Kind:
-    """`word` is what messages call one item; `item` the class of a spec, None for observers, which are objects."""
+    """`word` is what messages call one item; `item` the class of a spec, None for objects, which have `methods`. A hook
+    with `arguments` is not called until somebody has them."""
 
     hook: str
     word: str
     item: type[Any] | None
+    methods: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
 
     def fault(self, item: Any) -> str | None:
         """What is wrong with an item that a plugin's hook returned, or None."""
         if self.item is None:
-            methods = ("step_finished", "request_finished")
-            lacking = [name for name in methods if isinstance(item, type) or not callable(getattr(item, name, None))]
-            return f"{item!r} is no observer object: {' and '.join(lacking)} cannot be called" if lacking else None
+            lacking = [
+                name for name in self.methods if isinstance(item, type) or not callable(getattr(item, name, None))
+            ]
+            return f"{item!r} is no {self.word} object: {' and '.join(lacking)} cannot be called" if lacking else None
         if not isinstance(item, self.item):
             return f"{item!r} is no {self.item.__name__}"
         return next(_faults(item), None)
@@ -48,7 +52,8 @@ PREFILL_PLANNERS = Kind("mlxcel_prefill_planners", "prefill planner", Named)
 SAMPLERS = Kind("mlxcel_samplers", "sampler", Named)
 LOGITS_PROCESSORS = Kind("mlxcel_logits_processors", "logits processor", Named)
 FINISH_STEPS = Kind("mlxcel_finish_steps", "finish step", Named)
-OBSERVERS = Kind("mlxcel_observers", "observer", None)
+OBSERVERS = Kind("mlxcel_observers", "observer", None, methods=("step_finished", "request_finished"))
+ROUTES = Kind("mlxcel_routes", "route", None, methods=("matches", "handle"), arguments=("engine",))
 
 KINDS = (
     BACKENDS,
@@ -62,6 +67,7 @@ KINDS = (
     LOGITS_PROCESSORS,
     FINISH_STEPS,
     OBSERVERS,
+    ROUTES,
 )
 
 

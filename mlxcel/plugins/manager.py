@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pluggy
@@ -26,6 +26,11 @@ from mlxcel.plugins import discovery, hookspecs, kinds
 from mlxcel.plugins.discovery import GROUP, OWN, EntryPoint
 from mlxcel.plugins.kinds import KINDS, Kind
 from mlxcel.plugins.registry import Failure, Offer, PluginInfo, Registry, clashes, near, reason
+
+if TYPE_CHECKING:
+    from starlette.routing import Route
+
+    from mlxcel.serve_engine import Serving
 
 _log = logging.getLogger("mlxcel.plugins")
 
@@ -116,6 +121,11 @@ class PluginManager:
         """Observers have no names of their own: they are called after their plugin and class."""
         return self._registry(kinds.OBSERVERS)
 
+    def routes(self, engine: Serving) -> Registry[Route]:
+        """Of a server that runs `engine`; they are called by what they answer, "GET /path"."""
+        answers = self._call(kinds.ROUTES, engine=engine)
+        return Registry(kinds.ROUTES, answers.offers, answers.failures)
+
     def family_for(self, naming: str, architecture: str) -> FamilySpec:
         """The family that claims a checkpoint's architecture under its naming ("hf", "gguf"). CheckpointError if none
         does, with the architectures that are known and the plugins that failed."""
@@ -191,17 +201,22 @@ class PluginManager:
         return self._registries[kind]
 
     def _ask(self, kind: Kind) -> _Answers:
+        """What was said so far to a hook with arguments: nothing."""
+        if kind.arguments:
+            return _Answers((), ())
         if kind not in self._answers:
             self._answers[kind] = self._call(kind)
         return self._answers[kind]
 
-    def _call(self, kind: Kind) -> _Answers:
+    def _call(self, kind: Kind, **arguments: Any) -> _Answers:
         offers: list[Offer[Any]] = []
         failures = [Failure(plugin.entry, plugin.error) for plugin in self._plugins if plugin.error is not None]
         for implementation in reversed(getattr(self._hooks.hook, kind.hook).get_hookimpls()):
             plugin = self._plugins[int(implementation.plugin_name)]
             try:
-                found = _checked(kind, plugin.entry, implementation.function())
+                found = _checked(
+                    kind, plugin.entry, implementation.function(*(arguments[name] for name in implementation.argnames))
+                )
             except (Exception, SystemExit) as error:
                 _log.debug("%s of plugin %s failed", kind.hook, plugin.entry.label, exc_info=error)
                 failures.append(Failure(plugin.entry, f"{kind.hook}: {reason(error)}"))
@@ -247,6 +262,8 @@ def _checked(kind: Kind, plugin: EntryPoint, answer: Any) -> list[Offer[Any]]:
 def _name(kind: Kind, plugin: EntryPoint, item: Any, index: int) -> str:
     if kind is kinds.OBSERVERS:
         return f"{plugin.distribution}/{plugin.name}/{index}:{type(item).__qualname__}"
+    if kind is kinds.ROUTES:
+        return " ".join([*sorted(item.methods or ()), item.path])
     return str(item.name)
 
 

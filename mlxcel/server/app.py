@@ -62,7 +62,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        model.start()
+        model.start(app.router.routes)
         yield
         state.drain()
         await model.stop()

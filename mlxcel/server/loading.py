@@ -6,11 +6,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from starlette.routing import BaseRoute, Route
+
 from mlxcel.core.source import Progress
-from mlxcel.errors import EngineUnhealthy, MlxcelError, ShuttingDown
+from mlxcel.errors import EngineUnhealthy, MlxcelError, PluginError, ShuttingDown
 from mlxcel.server.served import ServedModel
 from mlxcel.server.snapshot import Snapshot
 from mlxcel.server.state import ServerState
@@ -56,6 +58,22 @@ class StoppableProgress:
             raise ShuttingDown("the server ended before its model was loaded")
 
 
+def plugin_routes(serving: Serving, taken: Iterable[BaseRoute]) -> list[Route]:
+    """Of all plugins. One that fails is left out, and named in the log; PluginError for a path that is `taken`."""
+    found = serving.plugins.routes(serving)
+    for failure in found.failures:
+        log.warning("no routes: the plugin %s", failure)
+    paths = {getattr(route, "path", None) for route in taken}
+    for name, route in found.items():
+        if route.path in paths:
+            owner = found.plugin(name)
+            raise PluginError(
+                f"the route {name} of {owner.label} has the path of the server's own",
+                hint=f"update or uninstall {owner.distribution}",
+            )
+    return list(found.values())
+
+
 class ModelThread:
     """Loads, watches, and closes the model of a server. `start` and `stop` are called on its event loop."""
 
@@ -64,9 +82,9 @@ class ModelThread:
         self._serving: Serving | None = None
         self._stopped = threading.Event()
 
-    def start(self) -> None:
-        """Begin to load; returns at once."""
-        self._loop = asyncio.get_running_loop()
+    def start(self, routes: list[BaseRoute]) -> None:
+        """Begin to load; returns at once. `routes` are the server's; those of plugins come behind them."""
+        self._loop, self._routes = asyncio.get_running_loop(), routes
         threading.Thread(target=self._run, name="mlxcel-model", daemon=True).start()
 
     async def stop(self) -> None:
@@ -85,6 +103,7 @@ class ModelThread:
             serving.model.observers.add(state)
             served = ServedModel(serving, self._config, state.settings, submitted=state.requests.submitted)
             first = Snapshot.take(serving)
+            added = plugin_routes(serving, self._routes)
         except Exception as error:
             if self._serving is not None:
                 self._serving.close()
@@ -93,6 +112,7 @@ class ModelThread:
                 error = EngineUnhealthy(f"the model could not be loaded: {error!r}", hint="-vv shows where")
             self._tell(self._state.fail, error)
             return
+        self._tell(self._routes.extend, added)
         self._tell(state.ready, served, first)
         serving.scheduler.join()
         if (sick := serving.scheduler.sick) is not None and not self._stopped.is_set():
