@@ -8,7 +8,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Self
 
 import attrs
@@ -16,14 +15,11 @@ import hypercorn.asyncio
 from hypercorn.config import Config
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-PAGE = Path(__file__).parents[1] / "mlxcel" / "server" / "page"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+from mlxcel.server.page_routes import INDEX, files
+
 PARAMS = {
     "temperature": 0.6, "top_k": 40, "top_p": 0.949999988079071, "min_p": 0.05, "max_tokens": -1, "seed": -1,
     "repetition_penalty": 1.0, "stop": [],
@@ -132,10 +128,13 @@ class PageServer:
     # --- routes -------------------------------------------------------------------------------------------------------
 
     async def _index(self, request: Request) -> Response:
-        return FileResponse(PAGE / "index.html", headers={"Content-Security-Policy": CSP})
+        return self._file(INDEX)
 
     async def _asset(self, request: Request) -> Response:
-        return FileResponse(PAGE / request.path_params["name"])
+        return self._file(request.path_params["name"])
+
+    def _file(self, name: str) -> Response:
+        return Response(files()[name].content, headers=files()[name].headers)
 
     async def _health(self, request: Request) -> Response:
         if self.health is None:
@@ -206,4 +205,6 @@ def usage(generated: int) -> dict[str, Any]:
 
 LOCKED = Refused(401, "This server needs an API key", "invalid_api_key", {"WWW-Authenticate": "Bearer"})
 LOADING = Refused(503, "Loading model", "model_loading", {"Retry-After": "5"})
+DRAINING = Refused(503, "Shutting down", "shutting_down", {"Retry-After": "5"})
+UNHEALTHY = Refused(503, "Engine unhealthy", "engine_unhealthy", {"Retry-After": "5"})
 FULL = Refused(503, "2 requests are waiting, the queue holds 2", "queue_full", {"Retry-After": "3"})

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from page_browser import Visit, launched, visiting
-from page_server import CSP, FULL, LOADING, PAGE, PageServer, Refused
+from page_server import DRAINING, FULL, LOADING, UNHEALTHY, PageServer, Refused
 from playwright.sync_api import Browser, expect
+
+from mlxcel.server.page_routes import POLICY, files
 
 HEARD = "Failed to load resource"
 """How the console reports a status above 399; it is no fault of the page."""
@@ -193,15 +195,14 @@ def test_the_page_needs_nothing_from_elsewhere(server: PageServer, visits: Calla
 
 def test_the_page_is_small_and_names_no_other_place() -> None:
     """Chapter 4: under 200 KB, no outside script, font, image or request; the CSP allows no inline script or style."""
-    files = [path for path in PAGE.iterdir() if path.is_file()]
-    assert sum(path.stat().st_size for path in files) < 200_000
-    for path in files:
-        text = path.read_text()
-        assert "innerHTML" not in text, path.name
-        assert "insertAdjacentHTML" not in text, path.name
+    assert sum(len(file.content) for file in files().values()) < 200_000
+    for name, file in files().items():
+        text = file.content.decode()
+        assert "innerHTML" not in text, name
+        assert "insertAdjacentHTML" not in text, name
         addresses = [word for word in text.split() if "://" in word and "www.w3.org/2000/svg" not in word]
-        assert all("spec.whatwg.org" in word for word in addresses), (path.name, addresses)
-    assert "unsafe" not in CSP
+        assert all("spec.whatwg.org" in word for word in addresses), (name, addresses)
+    assert "unsafe" not in POLICY
 
 
 # --- 4. keys ----------------------------------------------------------------------------------------------------------
@@ -320,6 +321,18 @@ def test_a_loading_server_enables_the_page_by_itself(server: PageServer, visits:
     expect(visit.input).to_be_disabled()
     server.health = None
     ready(visit)
+
+
+def test_a_server_that_ends_or_has_failed_says_so(server: PageServer, visits: Callable[..., Visit]) -> None:
+    visit = ready(visits(server))
+    server.health = DRAINING
+    server.refusals.append(DRAINING)
+    visit.ask("hello")
+    expect(visit.state).to_have_text("Shutting down")
+    expect(visit.button("Send")).to_be_disabled()
+    server.health = UNHEALTHY
+    expect(visit.state).to_have_text("Failed")
+    expect(visit.page.locator("#state")).to_have_attribute("title", "Engine unhealthy")
 
 
 def test_a_full_server_is_tried_again_when_it_said(server: PageServer, visits: Callable[..., Visit]) -> None:
