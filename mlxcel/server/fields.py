@@ -137,3 +137,4 @@ class Detokenize(Body, kw_only=True):
 
     model: str | None = None
     tokens: Annotated[Any, Meta(extra_json_schema=_IDS)]
+    skip_special_tokens: bool = False

@@ -9,7 +9,7 @@ from mlxcel.core.events import Delta
 from mlxcel.core.plan import TokenLogprobs
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.result import RequestResult
-from mlxcel.server.openai_logprobs import LegacyLogprobs, chat_logprobs, joined, prompt_logprobs
+from mlxcel.server.openai_logprobs import LegacyLogprobs, chat_logprobs, joined, logprobs_by_id
 
 if TYPE_CHECKING:
     from mlxcel.core.tokenizer import Tokenizer
@@ -62,7 +62,15 @@ class Choice:
 
     def _next_logprobs(self) -> Object | None:
         tokens, self._logprobs = self._logprobs, []
-        return self._of_tokens(tokens) if tokens else None
+        return self._scores(tokens) if tokens else None
+
+    def _scores(self, tokens: Sequence[TokenLogprobs]) -> Object:
+        """In the shape of the route, and by id for clients that ask for ids: texts of tokens may be alike."""
+        scores, params = self._of_tokens(tokens), self._spec.params
+        if not self._ids:
+            return scores
+        most, linear = params.logprobs or 0, params.post_sampling_probs
+        return {**scores, "by_id": logprobs_by_id(self._tokenizer, tokens, most, linear=linear)}
 
     def _last_logprobs(self, result: RequestResult) -> Object | None:
         return self._next_logprobs()
@@ -81,7 +89,7 @@ class Choice:
         most = self._spec.params.prompt_logprobs
         if most is None or not result.prompt_logprobs:
             return None
-        return prompt_logprobs(self._tokenizer, result.prompt_logprobs, most)
+        return logprobs_by_id(self._tokenizer, result.prompt_logprobs, most)
 
 
 class ChatChoice(Choice):
@@ -90,7 +98,7 @@ class ChatChoice(Choice):
         return {
             "index": self._index,
             "message": {"role": "assistant", "content": result.text, **reasoning, "refusal": None},
-            "logprobs": self._of_tokens(result.logprobs) if self._scored else None,
+            "logprobs": self._scores(result.logprobs) if self._scored else None,
             **endings(result),
             **({"token_ids": list(result.token_ids)} if self._ids else {}),
         }
@@ -157,7 +165,7 @@ class TextChoice(Choice):
     def _all_logprobs(self, result: RequestResult) -> Object:
         reply = result.logprobs
         if not self._spec.echo:
-            return self._of_tokens(reply)
+            return self._scores(reply)
         prompt = self._legacy.prompt(result.prompt_ids, result.prompt_logprobs)
         return joined([prompt, self._of_tokens(reply)])
 

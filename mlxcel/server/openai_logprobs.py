@@ -95,14 +95,15 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: [value for part in parts for value in part[name]] for name in parts[0]}
 
 
-def prompt_logprobs(
-    tokenizer: Tokenizer, scores: Sequence[TokenLogprobs | None], most: int
+def logprobs_by_id(
+    tokenizer: Tokenizer, scores: Sequence[TokenLogprobs | None], most: int, *, linear: bool = False
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """Of each prompt id, none for the first: its own and the `most` best ids with value, rank and text."""
+    """Of each token, None where there is no score: its own id and the `most` best ones with value, rank and text. With
+    `linear` the scores are probabilities."""
 
     def entry(token: int, value: float, rank: int | None) -> dict[str, Any]:
         text = token_piece(tokenizer, token).decode("utf-8", "replace")
-        return {"logprob": value, "rank": rank, "decoded_token": text}
+        return {"logprob": _plain(value, linear), "rank": rank, "decoded_token": text}
 
     found: list[dict[str, dict[str, Any]] | None] = []
     for score in scores:

@@ -42,13 +42,14 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """The text of ids, special tokens as they are spelled; once for each of two worlds of clients."""
+    """The text of ids, special tokens as they are spelled unless they are skipped; once for each of two worlds of
+    clients."""
     body = await read_body(request, Detokenize)
     state: ServerState = request.app.state.server
     served = state.model
     served.named(body.model)
     ids = () if body.tokens == [] else check_ids(body.tokens, served.vocab, field="tokens")
-    text = await asyncio.to_thread(served.tokenizer.decode, ids, skip_special=False)
+    text = await asyncio.to_thread(served.tokenizer.decode, ids, skip_special=body.skip_special_tokens)
     return Json({"content": text, "prompt": text})
 
 
