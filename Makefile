@@ -38,8 +38,8 @@ bench: $(VENV)/.dev ## what the command line costs to start, and how fast NumPy 
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/cpu_decode.py "$$($(BIN)/mlxcel download smollm2-135m-instruct)"
 
-docs: $(VENV)/.dev ## write the tables of docs/cli.md and docs/sampling.md anew
-	$(BIN)/python -m mlxcel.cli.reference docs/cli.md docs/sampling.md
+docs: $(VENV)/.dev ## write the tables of the documentation anew
+	$(BIN)/python -m mlxcel.cli.reference docs/cli.md docs/sampling.md docs/server.md
 
 clean: ## remove what was made here
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from mlxcel.cli.foreign_flags import FOREIGN
 from mlxcel.cli.sampling_options import SAMPLING_FLAGS, value_words
+from mlxcel.cli.serve_options import FLAGS as SERVE_FLAGS
+from mlxcel.cli.serve_options import SWITCHES
 from mlxcel.core.param_table import CLIENTS, FIELDS
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.request_names import REFUSED
@@ -69,11 +72,33 @@ OTHER_FLAGS: Final = {
     "loop_detection": "`--loop-detection`",
 }
 
+
+def serve_table() -> str:
+    """Flags of `mlxcel serve` beside those of the engine and of sampling."""
+    rows = ["| flag | default | meaning |", "|---|---|---|"]
+    for flag in SERVE_FLAGS:
+        spelled = f"`{', '.join(flag.flags)} {flag.kind.metavar}`".replace("|", "\\|")
+        rows.append(f"| {spelled} | {flag.default} | {flag.help} |")
+    for _, flags, default, words in SWITCHES:
+        rows.append(f"| `{flags[0]}` | {'on' if default else 'off'} | {words.removesuffix('  [on]')} |")
+    return "\n".join(rows)
+
+
+def foreign_table() -> str:
+    rows = ["| of | flags | instead |", "|---|---|---|"]
+    for foreign in FOREIGN:
+        flags = ", ".join(f"`{flag}`" for flag in foreign.flags)
+        rows.append(f"| {foreign.program} | {flags} | {foreign.hint} |")
+    return "\n".join(rows)
+
+
 TABLES: Final = {
     "engine": engine_table,
     "sampling": sampling_table,
     "fields": fields_table,
     "refused": refused_table,
+    "serve": serve_table,
+    "foreign": foreign_table,
 }
 
 

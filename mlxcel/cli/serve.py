@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxcel.cli.context import CliContext
-from mlxcel.cli.options import SectionCommand, config_option, engine_options, model_argument
+from mlxcel.cli.foreign_flags import ServeCommand
+from mlxcel.cli.options import config_option, engine_options, model_argument
 from mlxcel.cli.sampling_options import given_fields, sampling_options
 from mlxcel.cli.serve_options import FLAGS, SWITCHES, serve_options, server_settings
 from mlxcel.cli.streams import tell
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "serve",
-    cls=SectionCommand,
+    cls=ServeCommand,
     params=[
         model_argument(),
         *serve_options(),
