@@ -31,6 +31,8 @@ log = logging.getLogger("mlxcel.server")
 ROUTES: Final = (
     "openai_chat",
     "openai_completions",
+    "native",
+    "messages",
     "text_routes",
     "operations",
     "models",
