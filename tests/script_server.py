@@ -76,6 +76,16 @@ class ScriptServer:
         assert (end, rest) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
 
+    def raw(self, path: str, body: Any) -> socket.socket:
+        """A connection on which a request was sent."""
+        sent = json.dumps(body).encode()
+        made = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
+        )
+        made.sendall(head.encode() + sent)
+        return made
+
     def idle(self) -> bool:
         """Whether no row and no page is taken; asked between two ticks, until those that were cancelled have left."""
         for _ in range(1000):
@@ -87,20 +97,22 @@ class ScriptServer:
 
 
 @contextmanager
-def running(
-    model: Path, settings: ServerSettings | None = None, *, tokenizer: Any = None, **options: Any
-) -> Iterator[ScriptServer]:
-    """A server over the checkpoint in `model`, whose replies the script plugin makes unless `options` name another
-    backend."""
+def running(model: Path, settings: ServerSettings | None = None, **options: Any) -> Iterator[ScriptServer]:
+    """A server over the checkpoint in `model`, whose replies the script plugin makes, from bytes, unless `options` name
+    another backend."""
     settings = settings or ServerSettings()
     GATE.open.set()
     config = EngineConfig.resolve({"model": str(model), "backend": "script", **options}, environ={})
     made: list[Serving] = []
 
     def load() -> Serving:
-        tok = tokenizer or ByteTokenizer()
-        depth = settings.max_queue_depth
-        serving = serve(config, script_manager(), NoProgress(), max_queue_depth=depth, tokenizer=tok)
+        serving = serve(
+            config,
+            script_manager(),
+            NoProgress(),
+            max_queue_depth=settings.max_queue_depth,
+            tokenizer=ByteTokenizer() if config.backend == "script" else None,
+        )
         made.append(serving)
         return serving
 
