@@ -32,6 +32,7 @@ MATTERS: Final[Mapping[str, tuple[Any, ...]]] = {
 
 _TOOLS: Final = "tools are not in this version"
 _MODALITIES: Final = "text is all that is read and written"
+_ELSEWHERE: Final = "nothing runs here but the model"
 
 UNSUPPORTED: Final[Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "audio": (_MODALITIES, ()),
@@ -39,9 +40,15 @@ UNSUPPORTED: Final[Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "functions": (_TOOLS, ([],)),
     "function_call": (_TOOLS, ("none", "auto")),
     "tools": (_TOOLS, ([],)),
-    "tool_choice": (_TOOLS, ("none", "auto")),
+    "tool_choice": (_TOOLS, ("none", "auto", {"type": "none"}, {"type": "auto"})),
     "web_search_options": ("nothing is looked up", ()),
     "prediction": ("the reply is not guessed ahead", ()),
+    "container": (_ELSEWHERE, ()),
+    "mcp_servers": (_ELSEWHERE, ([],)),
+    "context_management": ("a conversation is read as it is", ()),
+    "output_config": ("the reply is what the model makes of the prompt", ({},)),
+    "output_format": ("structured output is not in this version", ()),
+    "image_data": (_MODALITIES, ([],)),
 }
 """Why, and the values that ask for nothing. Those of sampling are in `request_names.REFUSED`."""
 
