@@ -18,7 +18,8 @@ def test_the_system_comes_first_and_blocks_stay_apart():
     ]
     assert (conversation.add_generation_prompt, conversation.continue_final_message) == (True, False)
     assert asked_conversation([ASKED], system="Be brief").messages[0] == {"role": "system", "content": "Be brief"}
-    assert asked_conversation([ASKED]).messages == [ASKED]
+    for nothing in (None, "", []):
+        assert asked_conversation([ASKED], system=nothing).messages == [ASKED]
 
 
 def test_a_last_message_of_the_assistant_is_gone_on_with():

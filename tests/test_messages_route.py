@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens (docs/spec/clients.md 3.6), by hand and by Anthropic's own client."""
+"""POST /v1/messages and /v1/messages/count_tokens (docs/spec/clients.md 3.6)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 from script_plugin import GATE
 from script_server import ScriptServer, running
@@ -21,7 +20,6 @@ from mlxcel.server.settings import ServerSettings
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 CONTEXT = 512
 KEYS = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage", "finish_cause"}
-KEY = "a key of the tests"
 THINKING = "{% if enable_thinking %}THINK{% else %}PLAIN{% endif %}"
 
 
@@ -38,16 +36,6 @@ def server(model: Path) -> Iterator[ScriptServer]:
     """Says what its prompt says."""
     with running(model, ServerSettings(max_body_size=100_000), max_model_len=CONTEXT) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def client(server: ScriptServer) -> Iterator[anthropic.Anthropic]:
-    with client_of(server) as made:
-        yield made
-
-
-def client_of(server: ScriptServer, key: str = KEY) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0)
 
 
 def turn(text: Any, role: str = "user") -> dict[str, Any]:
@@ -270,117 +258,18 @@ def test_pings_keep_a_stream_alive(server: ScriptServer) -> None:
     assert [name for name, _ in found if name != "ping"][-1] == "message_stop"
 
 
-def test_a_fault_in_mid_stream_is_an_error_event(server: ScriptServer, client: anthropic.Anthropic) -> None:
-    """clients.md 3.6: `event: error`, the last one; the SDK raises it. Whole replies are 500."""
+def test_a_fault_in_mid_stream_is_an_error_event(server: ScriptServer) -> None:
+    """clients.md 3.6: `event: error`, the last one, and no invented end. Whole replies are 500."""
     found = events(server, PATH, asked("<<ab!c>>"))
     assert [name for name, _ in found][-1] == "error"
     last = found[-1][1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
     assert last["request_id"] in last["error"]["message"]
     assert not any(name in ("content_block_stop", "message_delta", "message_stop") for name, _ in found)
-    with pytest.raises(anthropic.APIStatusError, match="failed"), client.messages.stream(**sdk("<<ab!c>>")) as stream:
-        stream.get_final_message()
-    with pytest.raises(anthropic.InternalServerError):
-        client.messages.create(**sdk("<<ab!c>>"))
-    assert client.messages.create(**sdk("<<ok>>")).content[0].text == "ok"  # type: ignore[union-attr]
+    status, reply, _ = server.post(PATH, asked("<<ab!c>>"))
+    assert (status, reply["error"]["type"]) == (500, "api_error")
+    assert server.ok(PATH, asked("<<ok>>"))["content"][0]["text"] == "ok"
     assert server.idle()
-
-
-# --- Anthropic's own client -------------------------------------------------------------------------------------------
-
-
-def sdk(text: str, **more: Any) -> dict[str, Any]:
-    return {"model": "tiny", "max_tokens": 100, "messages": [turn(text)], **more}
-
-
-def test_the_client_reads_a_message(client: anthropic.Anthropic) -> None:
-    """Test 1 and 19 of 3.13."""
-    reply = client.messages.create(**sdk("<<Good day>>", system="Be brief", stop_sequences=["da"]))
-    assert [(block.type, block.text) for block in reply.content] == [("text", "Good ")]  # type: ignore[union-attr]
-    assert (reply.role, reply.model, reply.stop_reason, reply.stop_sequence) == (
-        *("assistant", "tiny", "stop_sequence", "da"),
-    )
-    counted = client.messages.count_tokens(model="tiny", messages=sdk("<<Good day>>")["messages"], system="Be brief")
-    usage = reply.usage
-    cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
-    assert usage.input_tokens + cached == counted.input_tokens
-    assert usage.output_tokens == 7
-
-
-def test_the_clients_conversation_goes_on(client: anthropic.Anthropic) -> None:
-    """What a reply holds can be sent back as it is."""
-    asking: list[Any] = [turn("one")]
-    first = client.messages.create(model="tiny", max_tokens=20, messages=asking)
-    asking += [{"role": "assistant", "content": first.content}, turn("<<two>>")]
-    second = client.messages.create(model="tiny", max_tokens=20, messages=asking)
-    assert second.content[0].text == "two"  # type: ignore[union-attr]
-    assert (second.usage.cache_read_input_tokens or 0) > 0
-
-
-def test_the_clients_stream_helper(client: anthropic.Anthropic) -> None:
-    """Case H-O20: its events, its text and its final message."""
-    with client.messages.stream(**sdk("<<Good day>>", max_tokens=6)) as stream:
-        text = "".join(stream.text_stream)
-        final = stream.get_final_message()
-    assert text == final.content[0].text == "Good d"  # type: ignore[union-attr]
-    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 6)
-    whole = client.messages.create(**sdk("<<Good day>>", max_tokens=6))
-    cached = (final.usage.cache_read_input_tokens or 0, whole.usage.cache_read_input_tokens or 0)
-    assert final.usage.input_tokens + cached[0] == whole.usage.input_tokens + cached[1]
-
-
-def test_the_clients_raw_stream(client: anthropic.Anthropic) -> None:
-    kinds = [event.type for event in client.messages.create(**sdk("<<a>>"), stream=True)]
-    assert kinds == [
-        *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
-        *("message_delta", "message_stop"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("more", "error"),
-    [
-        ({"extra_body": {"temperature": 1.5}}, anthropic.BadRequestError),
-        ({"messages": [turn([{"type": "image", "source": {}}])]}, anthropic.BadRequestError),
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, anthropic.BadRequestError),
-        ({"messages": [turn("a" * 600)]}, anthropic.BadRequestError),
-        ({"model": "other"}, anthropic.NotFoundError),
-        ({"messages": [turn("a" * 100_000)]}, anthropic.RequestTooLargeError),
-    ],
-)
-def test_the_client_raises_the_right_class(
-    client: anthropic.Anthropic, more: dict[str, Any], error: type[anthropic.APIStatusError]
-) -> None:
-    """Test 1 of 3.13, whole and streamed; then a good request."""
-    body = {**sdk("<<a>>"), **more}
-    with pytest.raises(error) as whole:
-        client.messages.create(**body)
-    with pytest.raises(error), client.messages.stream(**body) as stream:
-        stream.get_final_message()
-    told = whole.value.body
-    assert isinstance(told, dict)
-    assert (told["type"], told["request_id"]) == ("error", whole.value.response.headers["x-request-id"])
-    assert client.messages.create(**sdk("<<ok>>")).content[0].text == "ok"  # type: ignore[union-attr]
-
-
-def test_the_client_without_a_key_and_with_a_full_queue(model: Path) -> None:
-    """clients.md 3.5 and 3.7: 401, and 503 with the seconds to wait."""
-    settings = ServerSettings(api_keys=(KEY,), max_queue_depth=0)
-    with running(model, settings, max_model_len=CONTEXT, max_num_seqs=1) as made:
-        with client_of(made, "another") as stranger, pytest.raises(anthropic.AuthenticationError) as refused:
-            stranger.messages.create(**sdk("<<a>>"))
-        assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
-        with client_of(made) as known:
-            GATE.shut()
-            with known.messages.stream(**sdk("<<abc>>")) as running_one:
-                assert GATE.waited.wait(30)
-                with pytest.raises(anthropic.APIStatusError) as full:
-                    known.messages.create(**sdk("<<b>>"))
-                GATE.open.set()
-                assert running_one.get_final_text() == "abc"
-        assert full.value.status_code == 503
-        assert full.value.body["error"]["type"] == "overloaded_error"  # type: ignore[index]
-        assert 1 <= int(full.value.response.headers["retry-after"]) <= 60
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -313,6 +313,8 @@ FAULTS: tuple[tuple[dict[str, Any], str | None], ...] = (
     ({"prompt": []}, "prompt"),
     ({"prompt": ["a", [319, -1]]}, "prompt[1][1]"),
     ({"prompt": {"prompt_string": "a"}}, "prompt"),
+    ({"prompt": ["a"] * 257}, "prompt"),
+    ({"prompt": ["a"] * 100, "n": 16}, "prompt"),
     ({"prompt": "a", "temperature": "hot"}, "temperature"),
     ({"prompt": "a", "temperature": 101}, "temperature"),
     ({"prompt": "a", "n_predict": -2}, "n_predict"),
@@ -378,7 +380,7 @@ def test_h_i6_h_i8_a_prompt_that_does_not_fit_is_refused_before_a_stream(server:
 
 def test_h_i10_a_prompt_is_cut_only_when_that_is_asked_for(server: ScriptServer) -> None:
     reply = server.ok("/completion", asked("a" * CONTEXT + "bc", truncate_prompt_tokens=2, n_predict=4))
-    assert (reply["tokens_evaluated"], reply["truncated"]) == (2, False)
+    assert (reply["tokens_evaluated"], reply["prompt"], reply["content"]) == (2, "bc", "bc")
 
 
 @pytest.mark.parametrize(("asked_for", "tokens"), [(0, 0), (1, 1), (2, 2), (None, 3), (-1, 3), (2**40, 3)])

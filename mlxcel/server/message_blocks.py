@@ -22,7 +22,7 @@ def asked_conversation(messages: Any, *, system: Any = None, thinking: Any = Non
     type than text and for thinking that is not disabled. Where it is, the template hears of it.
     """
     kwargs = _thinking(thinking)
-    spoken = [] if system is None else [{"role": "system", "content": _content(system, "system")}]
+    spoken = [{"role": "system", "content": _content(system, "system")}] if speaks(system) else []
     if not isinstance(messages, list):
         given = "missing or null" if messages is None else shown(messages)
         raise RequestError(f"messages is {given}, a list of messages is needed", field="messages")
@@ -40,6 +40,11 @@ def asked_conversation(messages: Any, *, system: Any = None, thinking: Any = Non
         continue_final_message=goes_on,
         chat_template_kwargs=kwargs,
     )
+
+
+def speaks(system: Any) -> bool:
+    """Whether there is a text of the system: clients that have none may send an empty one."""
+    return system is not None and system not in ("", [])
 
 
 def as_asked(error: RequestError, *, system: bool) -> RequestError:

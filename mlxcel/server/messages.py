@@ -17,7 +17,7 @@ from mlxcel.server.asking import ask
 from mlxcel.server.bodies import read_body
 from mlxcel.server.bridge import Replies, hang_up
 from mlxcel.server.json_out import Json
-from mlxcel.server.message_blocks import as_asked, asked_conversation
+from mlxcel.server.message_blocks import as_asked, asked_conversation, speaks
 from mlxcel.server.message_fields import CountTokens, Messages, message_sampling
 from mlxcel.server.message_reply import PING, MessageEvents, message
 from mlxcel.server.results import results_of
@@ -39,7 +39,7 @@ async def messages(request: Request) -> Response | EventStream:
     try:
         [prepared] = await ask(request, body, served, lambda: [conversation], name="messages")
     except RequestError as error:
-        raise as_asked(error, system=body.system is not None) from None
+        raise as_asked(error, system=speaks(body.system)) from None
     identity = f"msg_{body.request_id or request.state.request_id}"
     replies = Replies(served, [prepared])
     if body.stream:
@@ -63,7 +63,7 @@ async def count_tokens(request: Request) -> Response:
     try:
         prompt = await asyncio.to_thread(conversation.prompt, served.serving.model)
     except RequestError as error:
-        raise as_asked(error, system=body.system is not None) from None
+        raise as_asked(error, system=speaks(body.system)) from None
     return Json({"input_tokens": len(prompt.ids)})
 
 

@@ -121,6 +121,8 @@ class _Answer:
         return made
 
     def _prompt(self, prompt: int, result: RequestResult) -> str:
-        """Its text: as it was given, or that of its ids."""
+        """Its text: as it was given, or that of the ids that were fed."""
         text = self._prepared[prompt].prompt
-        return self._served.tokenizer.decode(result.prompt_ids, skip_special=False) if text is None else text
+        if text is not None and not result.truncated_tokens:
+            return text
+        return self._served.tokenizer.decode(result.prompt_ids, skip_special=False)

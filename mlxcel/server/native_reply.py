@@ -91,8 +91,6 @@ class NativeReply:
             "timings": timings(result),
             "finish_cause": result.cause,
         }
-        if result.stop_reason is not None:
-            made["stop_reason"] = result.stop_reason
         if result.warnings:
             made["warnings"] = list(result.warnings)
         return made
