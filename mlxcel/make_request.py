@@ -61,6 +61,8 @@ def make_request(
     prompt = prompt_of(model, asked, params)
     made = sequence_spec(model, prompt, params, request_id=request_id, caps=caps)
     made = attrs.evolve(made, echo=terms.echo, cache_salt=terms.cache_salt, isolation=terms.isolation)
+    if made.params.logits_processors:
+        model.engine.check_sampling(made)  # a plugin says what it takes: not once a reply has begun
     before = ""
     if terms.echo:
         fed, _ = truncate_prompt(made, model.facts.context)

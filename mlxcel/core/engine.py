@@ -21,6 +21,7 @@ from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_step
 from mlxcel.core.parts import check_parts, part_length
 from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Scores, Span, StepReport, StepResult, Ticket
+from mlxcel.core.request import SequenceSpec
 from mlxcel.core.reserved import Reserved
 from mlxcel.core.resolving import Resolving
 from mlxcel.core.rows import Rows
@@ -117,6 +118,11 @@ class Engine(KVCalls):
         """None where nothing is compiled."""
         backend = self._backend
         return backend.compilations if isinstance(backend, CountsCompilations) else None
+
+    def check_sampling(self, spec: SequenceSpec) -> None:
+        """RequestError for what `open` would refuse of the parameters, such as a logits processor that is not there.
+        Touches no row: from any thread."""
+        self._sampler.open(spec)
 
     def slot(self, sequence_id: int) -> int | None:
         """The row's place among the rows of the engine; None while it has none."""

@@ -165,7 +165,7 @@ def check_names(spec: SequenceSpec, known: Collection[str]) -> None:
         if entry.name not in known:
             raise RequestError(
                 f"logits_processors[{place}]: no logits processor is called {shown(entry.name)}",
-                field="logits_processors",
+                field=f"logits_processors[{place}].name",
                 hint=f"known: {', '.join(known) or 'none'}; a plugin adds one with the hook mlxcel_logits_processors",
             )
 
