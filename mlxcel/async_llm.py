@@ -10,21 +10,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mlxcel.asked import asked_prompt, own, paired
-from mlxcel.client import LocalClient
+from mlxcel.client import Came, Connected, Sent
 from mlxcel.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from mlxcel.core.params import SamplingParams
     from mlxcel.core.tokenizer import Tokenizer
-    from mlxcel.gather import Gathered, Prepared
     from mlxcel.outputs import RequestOutput, StreamDelta
-    from mlxcel.running import Running
 
 MAX_ID: Final = 128
 """Characters of a request id."""
 
 
-class AsyncLLM(LocalClient):
+class AsyncLLM(Connected):
     """A model, and a thread that runs it, for coroutines. Arguments as of LLM; the model is loaded here and now, which
     takes its time: `await asyncio.to_thread(AsyncLLM, ...)` where other tasks must go on.
 
@@ -87,7 +85,7 @@ class AsyncLLM(LocalClient):
 
     async def close(self) -> None:
         """Cancel what runs, end the engine's thread, free the model. Again: nothing."""
-        await asyncio.to_thread(self._close)
+        await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -98,7 +96,7 @@ class AsyncLLM(LocalClient):
         await self.close()
 
     def _reader(self, request_id: str | None) -> _Reader:
-        self._open()
+        self._client.check_open()
         self._leave_closed_loops()
         if request_id is None:
             request_id = f"req-{secrets.token_hex(8)}"
@@ -121,11 +119,11 @@ class AsyncLLM(LocalClient):
 class _Reader:
     """One request, read by a coroutine: it never blocks the loop."""
 
-    def __init__(self, client: AsyncLLM, request_id: str) -> None:
-        self._client, self._request_id = client, request_id
+    def __init__(self, asked: AsyncLLM, request_id: str) -> None:
+        self._asked, self._client, self._request_id = asked, asked._client, request_id
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
-        self._running: Running | None = None
+        self._running: Sent | None = None
         self._aborted = False
 
     @property
@@ -133,25 +131,25 @@ class _Reader:
         """Whether nobody can read on: its loop is closed."""
         return self._loop.is_closed()
 
-    async def begin(self, prompt: Any, params: SamplingParams | None, *, growing: bool) -> Gathered:
+    async def begin(self, prompt: Any, params: SamplingParams | None, *, growing: bool) -> Came:
         """Check the request, off the loop, and wait for a place."""
         client = self._client
         asked, chosen = asked_prompt(prompt), paired(params, 1)[0]
 
-        def prepare() -> Prepared:
-            return client._prepare(asked, client._resolve(chosen), self._request_id)
+        def prepare() -> Any:
+            return client.prepare(asked, client.resolve(chosen), self._request_id)
 
         prepared = await asyncio.to_thread(prepare)
-        gathered = client._gathered(prepared, growing=growing)
+        gathered = client.gathered(prepared, growing=growing)
         while not self._aborted:
             self._woken.clear()
-            self._running = client._begin(prepared, self._ring, heard=self._ring)
+            self._running = client.begin(prepared, self._ring, heard=self._ring)
             if self._running is not None:
                 break
             await self._woken.wait()
         return gathered
 
-    async def deltas(self, gathered: Gathered) -> Sequence[StreamDelta]:
+    async def deltas(self, gathered: Came) -> Sequence[StreamDelta]:
         """What came, waited for; the deltas of a request that was ended before it had a place."""
         if self._running is None:
             return gathered.drop()
@@ -169,12 +167,11 @@ class _Reader:
         self._ring()
 
     def leave(self) -> None:
-        client = self._client
-        client._places.leave(self._ring)
+        self._client.places.leave(self._ring)
         if self._running is not None:
             self._running.cancel()
-        if client._reading.get(self._request_id) is self:
-            del client._reading[self._request_id]
+        if self._asked._reading.get(self._request_id) is self:
+            del self._asked._reading[self._request_id]
 
     def _ring(self) -> None:
         """From any thread. RuntimeError once the loop is closed: then nobody reads."""

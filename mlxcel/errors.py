@@ -138,6 +138,29 @@ class CacheFileError(MlxcelError):
     code = "cache_file"
 
 
+# --- servers -------------------------------------------------------------------------------------------------------
+
+
+class ServerError(MlxcelError):
+    """A server that cannot be reached, lets nobody in, or fails in a way that has no class of its own. `code` is its
+    word for that, `status` HTTP's, None where no reply came."""
+
+    code = "server"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        status: int | None = None,
+        hint: str | None = None,
+        **values: Any,
+    ) -> None:
+        super().__init__(message, hint=hint, **values)
+        self.code = code or self.code
+        self.status = status
+
+
 # --- engine ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""LLM: prompts in, replies out, in this process (docs/spec/clients.md 2)."""
+"""LLM: prompts in, replies out (docs/spec/clients.md 2)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mlxcel.asked import AskedPrompt, asked_conversations, asked_prompt, asked_prompts, indexed, own, paired, placed
-from mlxcel.client import LocalClient
+from mlxcel.client import Came, Connected, Sent
 from mlxcel.conversation import Conversation
 from mlxcel.errors import MlxcelError
 
 if TYPE_CHECKING:
     from mlxcel.core.params import SamplingParams
-    from mlxcel.core.resolve_sampling import Resolved
     from mlxcel.core.source import Progress
-    from mlxcel.gather import Gathered, Prepared
     from mlxcel.outputs import RequestOutput, StreamDelta
-    from mlxcel.running import Running
 
 
-class LLM(LocalClient):
+class LLM(Connected):
     """A model, and a thread that runs it. Methods may be called from several threads: their rows share batches.
 
     `model` is a folder, a .gguf file or a name, None for the default model; keywords are the engine options of
     docs/python.md, `tokenizer` a folder, a file or a Tokenizer to take in place of the model's own. `progress` shows
-    bars on stderr, of loading and of every call that does not say otherwise.
+    bars on stderr, of loading and of every call that does not say otherwise. With `base_url` there is no model here:
+    the same methods ask the `mlxcel serve` that is there, with `api_key` if it wants one; `model` is a name it serves.
     Raises the errors of mlxcel.errors for what cannot be obeyed or loaded, TypeError for a keyword there is none of.
     """
 
@@ -47,7 +45,7 @@ class LLM(LocalClient):
         which. A row that fails leaves the others alone; when all have ended its error is raised, with `index` and all
         `outputs`, or with `on_error="return"` it is the `error` of its output. KeyboardInterrupt cancels the rows.
         """
-        self._open()
+        self._client.check_open()
         asked, listed = asked_prompts(prompts)
         return self._run(asked, sampling_params, "prompts" if listed else None, progress, on_error)
 
@@ -67,7 +65,7 @@ class LLM(LocalClient):
         """Replies to a conversation or a list of them, in the model's chat template or the one given here. Otherwise as
         `generate`. To continue the assistant's last message set `continue_final_message`, and `add_generation_prompt`
         to false."""
-        self._open()
+        self._client.check_open()
         conversations, listed = asked_conversations(messages)
         options = (add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs, tools)
         asked = [Conversation(conversation, *options) for conversation in conversations]
@@ -76,8 +74,8 @@ class LLM(LocalClient):
     def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> Iterator[StreamDelta]:
         """One prompt's reply as it comes. The prompt is checked now and runs from the first `next` on; leaving the loop
         cancels it. An error of the row is raised where the reply broke off."""
-        self._open()
-        return self._deltas(self._prepare(asked_prompt(prompt), self._resolve(paired(sampling_params, 1)[0])))
+        self._client.check_open()
+        return self._deltas(asked_prompt(prompt), sampling_params)
 
     def stream_chat(
         self,
@@ -91,15 +89,15 @@ class LLM(LocalClient):
         tools: Sequence[Any] | None = None,
     ) -> Iterator[StreamDelta]:
         """As `stream`, of one conversation."""
-        self._open()
+        self._client.check_open()
         conversation = Conversation(
             messages, add_generation_prompt, continue_final_message, chat_template, chat_template_kwargs, tools
         )
-        return self._deltas(self._prepare(conversation, self._resolve(paired(sampling_params, 1)[0])))
+        return self._deltas(conversation, sampling_params)
 
     def close(self) -> None:
         """Cancel what runs, end the engine's thread, free the model. Again: nothing."""
-        self._close()
+        self._client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -122,17 +120,17 @@ class LLM(LocalClient):
         if on_error not in ("raise", "return"):
             raise ValueError(f"on_error is {on_error!r}, it must be 'raise' or 'return'")
         prepared = []
-        resolved: dict[int, Resolved] = {}  # by the identity of what was given
+        resolved: dict[int, Any] = {}  # by the identity of what was given
         for index, (each, its) in enumerate(zip(asked, paired(params, len(asked)), strict=True)):
             try:
                 if id(its) not in resolved:
-                    resolved[id(its)] = self._resolve(its)
-                prepared.append(self._prepare(each, resolved[id(its)]))
+                    resolved[id(its)] = self._client.resolve(its)
+                prepared.append(self._client.prepare(each, resolved[id(its)]))
             except MlxcelError as error:
                 raise placed(error, f"{listed}[{index}]" if listed else None, index) from None
         if not prepared:
             return []
-        bar = self._progress(self._progress_wanted if progress is None else progress)
+        bar = self._client.progress(progress)
         bar.start("generate", len(prepared), "prompts")
         try:
             outputs = self._all(prepared, bar)
@@ -144,12 +142,12 @@ class LLM(LocalClient):
                     raise indexed(own(output.error), index, outputs)
         return outputs
 
-    def _all(self, prepared: Sequence[Prepared], bar: Progress) -> list[RequestOutput]:
+    def _all(self, prepared: Sequence[Any], bar: Progress) -> list[RequestOutput]:
         """Feed the requests to the scheduler as places come free, and wait for all."""
         outputs: dict[int, RequestOutput] = {}
         waiting = deque(range(len(prepared)))
-        running: dict[int, Running] = {}
-        gathered: dict[int, Gathered] = {}
+        running: dict[int, Sent] = {}
+        gathered: dict[int, Came] = {}
         heard: deque[int] = deque()  # of which there are events
         bell = threading.Event()
         ring = bell.set
@@ -163,9 +161,9 @@ class LLM(LocalClient):
                 bell.clear()
                 while waiting:
                     index = waiting[0]
-                    gathered[index] = self._gathered(prepared[index])
+                    gathered[index] = self._client.gathered(prepared[index])
                     try:
-                        begun = self._begin(prepared[index], ring, heard=partial(tell, index))
+                        begun = self._client.begin(prepared[index], ring, heard=partial(tell, index))
                     except MlxcelError as error:
                         outputs[index] = gathered.pop(index).refused(error)
                     else:
@@ -186,22 +184,26 @@ class LLM(LocalClient):
                 if len(outputs) < len(prepared):
                     bell.wait()
         finally:
-            self._places.leave(ring)
+            self._client.places.leave(ring)
             for left in running.values():
                 left.cancel()
         return [outputs[index] for index in range(len(prepared))]
 
     # --- one ----------------------------------------------------------------------------------------------------------
 
-    def _deltas(self, prepared: Prepared) -> Iterator[StreamDelta]:
+    def _deltas(self, asked: AskedPrompt | Conversation, params: SamplingParams | None) -> Iterator[StreamDelta]:
+        """Checked now."""
+        return self._run_one(self._client.prepare(asked, self._client.resolve(paired(params, 1)[0])))
+
+    def _run_one(self, prepared: Any) -> Iterator[StreamDelta]:
         bell = threading.Event()
         ring = bell.set
         running = None
         try:
-            while (running := self._begin(prepared, ring)) is None:
+            while (running := self._client.begin(prepared, ring)) is None:
                 bell.wait()
                 bell.clear()
-            gathered = self._gathered(prepared)
+            gathered = self._client.gathered(prepared)
             for event in running:
                 delta = gathered.take(event)
                 if delta is None:
@@ -210,6 +212,6 @@ class LLM(LocalClient):
                     raise indexed(own(delta.output.error), 0, [delta.output])
                 yield delta
         finally:
-            self._places.leave(ring)
+            self._client.places.leave(ring)
             if running is not None:
                 running.cancel()

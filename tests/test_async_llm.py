@@ -15,8 +15,8 @@ from script_llm import script_options
 from tiny_checkpoint import write_tiny_llama
 
 from mlxcel import LLM, AsyncLLM, RequestOutput, SamplingParams
-from mlxcel.client import WAITING
 from mlxcel.errors import EmptyPrompt, EngineError, RequestError, RowFault
+from mlxcel.local_client import WAITING
 
 PROMPTS = mixed(20)
 
@@ -95,7 +95,7 @@ def test_an_abort_and_a_cancelled_task_reach_requests_that_wait_for_a_place(mode
         first = asyncio.create_task(last(llm.generate("in", GREEDY, "first")))
         second = asyncio.create_task(last(llm.generate("in", GREEDY.clone(n=2), "second")))
         third = asyncio.create_task(last(llm.generate("in", GREEDY, "third")))
-        while len(llm._places._waiting) < 3:
+        while len(llm._client.places._waiting) < 3:
             await asyncio.sleep(0)
         first.cancel()
         assert await llm.abort("second")
@@ -178,7 +178,7 @@ def test_close_ends_what_runs(model: Path) -> None:
     async def main() -> None:
         llm = AsyncLLM(model, backend=BACKEND, max_num_seqs=1)
         tasks = [asyncio.create_task(last(llm.generate("hello", ENDLESS))) for _ in range(WAITING + 3)]
-        while len(llm._places._waiting) < 2:
+        while len(llm._client.places._waiting) < 2:
             await asyncio.sleep(0)
         await llm.close()
         await llm.close()
@@ -218,7 +218,7 @@ def test_two_loops_one_after_the_other(model: Path, alone: list[RequestOutput]) 
 
     async def leave() -> None:
         tasks = [asyncio.create_task(last(llm.generate("hello", ENDLESS))) for _ in range(WAITING + 3)]
-        while len(llm._places._waiting) < 2:
+        while len(llm._client.places._waiting) < 2:
             await asyncio.sleep(0)
         assert not any(task.done() for task in tasks)
 

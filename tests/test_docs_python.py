@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_checkpoint import write_tiny_llama
 
-from mlxcel.client import KEYWORDS
+from mlxcel.local_client import KEYWORDS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")

@@ -137,7 +137,7 @@ if (child := os.fork()) == 0:
             call()
         except RuntimeError as error:
             print("made in another process" in str(error))
-    for call in (lambda: llm._serving.scheduler.submit(None), llm._serving.stats):
+    for call in (lambda: llm._client._serving.scheduler.submit(None), llm._client._serving.stats):
         try:
             call()
         except EngineUnhealthy as error:

@@ -19,10 +19,10 @@ from tiny_checkpoint import BOS, write_json, write_tiny_llama
 
 from mlxcel import LLM, SamplingParams
 from mlxcel.asked import indexed, own
-from mlxcel.client import LocalClient
 from mlxcel.errors import BackendFault, CheckpointError, ContextTooLong, MlxcelError, RequestError, RowFault, UsageError
 from mlxcel.gather import Gathered
 from mlxcel.load import LoadedModel
+from mlxcel.local_client import LocalClient
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def test_engine_options_are_keywords(model: Path, monkeypatch: pytest.MonkeyPatc
             LLM(model, **{name: True})
     with pytest.raises(UsageError, match="prefill_chunk is 0"):
         LLM(model, prefill_chunk=0)
-    with pytest.raises(UsageError, match="base_url"):
-        LLM(base_url="http://localhost:8080")
+    with pytest.raises(TypeError, match="api_key without base_url"):
+        LLM(model, api_key="k")
     monkeypatch.setenv("MLXCEL_CTX_SIZE", "64")
     with LLM(model, backend=BACKEND) as llm, pytest.raises(ContextTooLong, match="holds 64"):
         llm.generate([[5] * 64])
@@ -170,7 +170,7 @@ def test_a_row_that_fails_leaves_the_others(script: LLM) -> None:
     assert idle(script)
 
 
-@pytest.mark.parametrize("place", [(LocalClient, "_begin"), (Gathered, "take")])
+@pytest.mark.parametrize("place", [(LocalClient, "begin"), (Gathered, "take")])
 def test_an_interrupt_cancels_the_rows_and_the_object_stays_usable(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, place: tuple[type, str]
 ) -> None:
@@ -228,7 +228,7 @@ def test_close_ends_everything_and_may_be_called_again(model: Path) -> None:
     llm = LLM(model, backend=BACKEND)
     stream = llm.stream("hello", ENDLESS)
     next(stream)
-    backend = weakref.ref(llm._serving.model.engine._backend)
+    backend = weakref.ref(llm._client._serving.model.engine._backend)
     llm.close()
     llm.close()
     assert engine_threads() == before
@@ -258,7 +258,7 @@ def test_an_object_that_is_dropped_ends_its_thread(model: Path) -> None:
     before = engine_threads()
     llm = LLM(model, backend=BACKEND)
     llm.generate(["hello", "in"], GREEDY)
-    backend = weakref.ref(llm._serving.model.engine._backend)
+    backend = weakref.ref(llm._client._serving.model.engine._backend)
     del llm
     gc.collect()
     for thread in engine_threads() - before:

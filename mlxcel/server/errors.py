@@ -80,6 +80,9 @@ WAIT: Final = 5
 ROW_CODES: Final = frozenset({"numeric", "no_token_allowed", "structured", "trim", "rewind", "backend_fault"})
 """Codes of the engine that a client is told; of others it hears `internal_error`."""
 
+CODE_HEADER: Final = "X-Error-Code"
+"""OpenAI's `code` whatever the shape, `invalid_request` where that is null: for clients that turn it into a class."""
+
 NUMBERS: Final = ("n_prompt_tokens", "n_ctx")
 
 
@@ -140,6 +143,7 @@ def error_response(error: BaseException, shape: Shape, request_id: str | None, r
     """With `Retry-After` where it is worth asking again, and what else belongs in the headers."""
     status = status_of(error)
     headers = dict(error.headers) if isinstance(error, Refusal) else {}
+    headers[CODE_HEADER] = code_of(error) or RequestError.code
     if status == 503:
         headers.setdefault("Retry-After", str(retry_after(error)))
     return Json(error_body(error, shape, request_id, route), status_code=status, headers=headers)
