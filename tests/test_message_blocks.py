@@ -28,7 +28,7 @@ def test_a_last_message_of_the_assistant_is_gone_on_with():
 
 
 def test_disabled_thinking_reaches_the_template():
-    assert asked_conversation([ASKED]).chat_template_kwargs is None
+    assert asked_conversation([ASKED], kwargs={"tone": "dry"}).chat_template_kwargs == {"tone": "dry"}
     assert asked_conversation([ASKED], thinking={"type": "disabled"}).chat_template_kwargs == {"enable_thinking": False}
 
 

@@ -195,6 +195,30 @@ def test_disabled_thinking_reaches_the_template(server: ScriptServer, path: str)
         assert server.ok(path, body)["content"][0]["text"] == "THINK"
 
 
+def test_h_d10_the_template_hears_its_variables(server: ScriptServer) -> None:
+    """Unknown ones are harmless; those of the request itself are refused."""
+    spoken = [
+        server.ok(PATH, asked("a", max_tokens=5, chat_template_kwargs=given))["content"][0]["text"]
+        for given in ({"enable_thinking": False}, {"enable_thinking": True, "odd": 1})
+    ]
+    assert spoken == ["PLAIN", "THINK"]
+    status, reply, _ = server.post(PATH, asked("a", chat_template_kwargs={"messages": []}))
+    assert status == 400
+    assert "chat_template_kwargs" in reply["error"]["message"]
+
+
+def test_h_d1_one_bos(tmp_path: Path) -> None:
+    """The template writes it, the tokenizer adds none: what is counted is what is used."""
+    folder = write_tiny_llama(tmp_path / "tiny", add_bos=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    write_json(folder / "tokenizer_config.json", {**settings, "chat_template": "{{ bos_token }}" + CHATML})
+    with running(folder, backend="reference-numpy", max_model_len=CONTEXT) as made:
+        ids = made.ok("/apply-template", {"messages": [turn("Hello")], "explain": True})["token_ids"]
+        assert ids.count(0) == 1
+        assert made.ok(COUNT, {"messages": [turn("Hello")]}) == {"input_tokens": len(ids)}
+        assert made.ok(PATH, asked("Hello", max_tokens=1))["usage"]["input_tokens"] == len(ids)
+
+
 def test_what_a_model_thinks_stays_in_the_text(server: ScriptServer) -> None:
     """A message is one text: nothing of a reply is split off it, and nothing is lost."""
     text = "<think>hm</think>yes"

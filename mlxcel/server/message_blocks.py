@@ -15,13 +15,16 @@ ROLES: Final = ("user", "assistant")
 _PLACE: Final = re.compile(r"messages\[(\d+)\]")
 
 
-def asked_conversation(messages: Any, *, system: Any = None, thinking: Any = None) -> Conversation:
-    """Texts of all blocks, the system's first. A last message of the assistant is gone on with.
+def asked_conversation(
+    messages: Any, *, system: Any = None, thinking: Any = None, kwargs: Mapping[str, Any] | None = None
+) -> Conversation:
+    """Texts of all blocks, the system's first. A last message of the assistant is gone on with. `kwargs` are variables
+    of the template.
 
     RequestError, whose field is the place ("messages[1].content[0].text"), and UnsupportedField for blocks of another
     type than text and for thinking that is not disabled. Where it is, the template hears of it.
     """
-    kwargs = _thinking(thinking)
+    variables = {**_thinking(thinking), **(kwargs or {})}
     spoken = [{"role": "system", "content": _content(system, "system")}] if speaks(system) else []
     if not isinstance(messages, list):
         given = "missing or null" if messages is None else shown(messages)
@@ -38,7 +41,7 @@ def asked_conversation(messages: Any, *, system: Any = None, thinking: Any = Non
         spoken,
         add_generation_prompt=not goes_on,
         continue_final_message=goes_on,
-        chat_template_kwargs=kwargs,
+        chat_template_kwargs=variables,
     )
 
 
@@ -61,9 +64,9 @@ def as_asked(error: RequestError, *, system: bool) -> RequestError:
     return error
 
 
-def _thinking(thinking: Any) -> Mapping[str, Any] | None:
+def _thinking(thinking: Any) -> Mapping[str, Any]:
     if thinking is None:
-        return None
+        return {}
     kind = thinking.get("type") if isinstance(thinking, Mapping) else None
     if not isinstance(kind, str):
         raise RequestError(f'thinking is {shown(thinking)}, it must be {{"type": "disabled"}}', field="thinking")

@@ -47,6 +47,7 @@ class Messages(Asking, kw_only=True):
     messages: Turns
     system: System = None
     thinking: Thinking = None
+    chat_template_kwargs: dict[str, Any] | None = None
     cache_control: Inert = None
 
 
@@ -58,6 +59,7 @@ class CountTokens(Body, kw_only=True):
     messages: Turns
     system: System = None
     thinking: Thinking = None
+    chat_template_kwargs: dict[str, Any] | None = None
     cache_control: Inert = None
 
 

@@ -25,6 +25,7 @@ from mlxcel.server.sse import EventStream, event
 from mlxcel.server.stream_faults import told
 
 if TYPE_CHECKING:
+    from mlxcel.conversation import Conversation
     from mlxcel.server.state import ServerState
 
 
@@ -35,7 +36,7 @@ async def messages(request: Request) -> Response | EventStream:
     served = state.model
     name = served.named(body.model)
     body.sampling = message_sampling(body.sampling)
-    conversation = asked_conversation(body.messages, system=body.system, thinking=body.thinking)
+    conversation = _conversation(body)
     try:
         [prepared] = await ask(request, body, served, lambda: [conversation], name="messages")
     except RequestError as error:
@@ -59,7 +60,7 @@ async def count_tokens(request: Request) -> Response:
     state: ServerState = request.app.state.server
     served = state.model
     served.named(body.model)
-    conversation = asked_conversation(body.messages, system=body.system, thinking=body.thinking)
+    conversation = _conversation(body)
     try:
         prompt = await asyncio.to_thread(conversation.prompt, served.serving.model)
     except RequestError as error:
@@ -71,6 +72,12 @@ ROUTES: Final = [
     Route("/v1/messages", messages, methods=["POST"]),
     Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
 ]
+
+
+def _conversation(body: Messages | CountTokens) -> Conversation:
+    return asked_conversation(
+        body.messages, system=body.system, thinking=body.thinking, kwargs=body.chat_template_kwargs
+    )
 
 
 async def _frames(replies: Replies, events: MessageEvents, request_id: str) -> AsyncGenerator[bytes, None]:
