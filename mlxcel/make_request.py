@@ -15,6 +15,7 @@ from mlxcel.conversation import Conversation, templated
 from mlxcel.core.bind_params import Caps, reply_bound
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.request import Request
+from mlxcel.errors import RequestError
 from mlxcel.gather import Prepared
 from mlxcel.prepare import Prompt, raw_prompt, sequence_spec
 from mlxcel.text.echo import echoed
@@ -48,12 +49,19 @@ def make_request(
     caps: Caps,
     terms: Terms = Terms(),
     template_kwargs: Mapping[str, Any] | None = None,
+    strict: bool = False,
 ) -> Prepared:
     """Checked, its seed drawn. `template_kwargs` are the operator's variables of chat templates.
 
-    RequestError for what this model cannot do or the operator does not allow.
+    RequestError for what this model cannot do or the operator does not allow, and with `strict` for a value that cannot
+    act on a prompt of this kind.
     """
-    params = resolved.params
+    params, warnings = resolved.params, resolved.warnings
+    if isinstance(asked, Conversation) and params.add_special_tokens:
+        words = "add_special_tokens has no effect on a chat: its template writes all of its special tokens"
+        if strict:
+            raise RequestError(words, field="add_special_tokens", hint="leave it out")
+        warnings = (*warnings, words)
     if params.seed == -1:
         params = params.clone(seed=secrets.randbits(63))
     if isinstance(asked, Conversation):
@@ -75,7 +83,7 @@ def make_request(
         cache_prompt=terms.cache_prompt,
         before=before,
         origin=resolved.origin,
-        warnings=resolved.warnings,
+        warnings=warnings,
     )
     return Prepared(request, prompt.text)
 

@@ -17,6 +17,7 @@ import script_plugin
 from hypercorn.asyncio import serve as run_hypercorn
 from hypercorn.config import Config
 from script_plugin import GATE
+from starlette.applications import Starlette
 
 from mlxcel.config import EngineConfig
 from mlxcel.core.source import NoProgress
@@ -25,7 +26,7 @@ from mlxcel.plugins.discovery import GROUP, EntryPoint
 from mlxcel.plugins.manager import PluginManager
 from mlxcel.serve_engine import Serving, serve
 from mlxcel.server.app import create_app
-from mlxcel.server.settings import ServerSettings
+from mlxcel.server.settings import ServerSettings, serving_config
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 
 MODEL = "tiny"
@@ -37,11 +38,12 @@ def script_manager() -> PluginManager:
 
 
 class ScriptServer:
-    """What a test holds of a server that runs. Threads of tests may ask it; `state` and `serving` are the server's own,
-    to be looked at."""
+    """What a test holds of a server that runs. Threads of tests may ask it; `app`, `state` and `serving` are the
+    server's own, to be looked at."""
 
-    def __init__(self, port: int, state: Any, serving: Serving) -> None:
-        self.port, self.state, self.serving = port, state, serving
+    def __init__(self, port: int, app: Starlette, serving: Serving) -> None:
+        self.port, self.app, self.serving = port, app, serving
+        self.state = app.state.server
         self.url = f"http://127.0.0.1:{port}"
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
@@ -102,7 +104,7 @@ def running(model: Path, settings: ServerSettings | None = None, **options: Any)
     another backend."""
     settings = settings or ServerSettings()
     GATE.open.set()
-    config = EngineConfig.resolve({"model": str(model), "backend": "script", **options}, environ={})
+    config = serving_config(EngineConfig.resolve({"model": str(model), "backend": "script", **options}, environ={}))
     made: list[Serving] = []
 
     def load() -> Serving:
@@ -137,7 +139,7 @@ def running(model: Path, settings: ServerSettings | None = None, **options: Any)
         state = app.state.server
         asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(30)
         assert state.failure is None, state.failure
-        yield ScriptServer(port, state, made[0])
+        yield ScriptServer(port, app, made[0])
     finally:
         GATE.open.set()
         loop.call_soon_threadsafe(over.set)

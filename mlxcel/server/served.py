@@ -119,6 +119,7 @@ class ServedModel:
                 echo=echo,
             ),
             template_kwargs=self._config.chat_template_kwargs,
+            strict=self._settings.strict,
         )
 
     def render(self, conversation: Conversation) -> Prompt:
