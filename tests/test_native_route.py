@@ -223,6 +223,15 @@ def test_none_are_asked_for(server: ScriptServer) -> None:
     assert set(server.ok("/completion", asked("ab", n_probs=0))) == KEYS
 
 
+def test_log_probabilities_of_the_prompt(real: ScriptServer) -> None:
+    """As on the other route, with the end of each reply."""
+    body = asked([5, 6, 7], n_predict=2, prompt_logprobs=2)
+    scores = real.ok("/completion", body)["prompt_logprobs"]
+    assert (len(scores), scores[0]) == (3, None)
+    assert scores == data(real, "/completion", body)[-1]["prompt_logprobs"]
+    assert scores == real.ok("/v1/completions", body)["choices"][0]["prompt_logprobs"]
+
+
 # --- ids --------------------------------------------------------------------------------------------------------------
 
 

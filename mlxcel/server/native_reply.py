@@ -10,7 +10,7 @@ import attrs
 from mlxcel.core.plan import TokenLogprobs
 from mlxcel.core.result import RequestResult
 from mlxcel.report import sampling, timings
-from mlxcel.server.openai_logprobs import token_piece
+from mlxcel.server.openai_logprobs import logprobs_by_id, token_piece
 
 if TYPE_CHECKING:
     from mlxcel.core.params import SamplingParams
@@ -72,6 +72,7 @@ class NativeReply:
     def _ended(
         self, index: int, prompt: str, result: RequestResult, text: str, tokens: Sequence[int]
     ) -> dict[str, Any]:
+        params = result.params
         made: dict[str, Any] = {
             "index": index,
             "content": text,
@@ -91,6 +92,9 @@ class NativeReply:
             "timings": timings(result),
             "finish_cause": result.cause,
         }
+        if params.prompt_logprobs is not None and result.prompt_logprobs:
+            scores = logprobs_by_id(self.tokenizer, result.prompt_logprobs, params.prompt_logprobs)
+            made["prompt_logprobs"] = scores
         if result.warnings:
             made["warnings"] = list(result.warnings)
         return made
