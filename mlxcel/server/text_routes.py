@@ -98,9 +98,10 @@ def _ids(body: Tokenize, served: ServedModel) -> list[int]:
             chat_template_kwargs=body.chat_template_kwargs,
         )
         prompt = served.render(asked)
-        if not added:
+        if not added and body.parse_special:
             return list(prompt.ids)
-        return list(served.tokenizer.encode(prompt.text or "", add_special=True, parse_special=body.parse_special))
+        text, special = prompt.text or "", bool(added)
+        return list(served.tokenizer.encode(text, add_special=special, parse_special=body.parse_special))
     text = body.content if body.content is not None else body.prompt or ""
     special = body.prompt is not None if added is None else added
     return list(served.tokenizer.encode(text, add_special=special, parse_special=body.parse_special))
