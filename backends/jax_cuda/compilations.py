@@ -16,7 +16,7 @@ class Compilations:
 
     count: int = 0
 
-    def heard(self, event: str, seconds: float, **details: object) -> None:
+    def heard(self, event: str, duration_secs: float, **details: str | int) -> None:
         if event == _EVENT:
             self.count += 1
 

@@ -70,7 +70,8 @@ def ring_leaves(layout: KVLayout) -> list[int]:
 
 def tables_of(kv: FullKV | SlidingKV, fields: Fields) -> jax.Array:
     """int32 [S, P], the pages of each row in a layer of this kind. A ring is one page, that of the slot."""
-    return fields.page_tables if isinstance(kv, FullKV) else fields.slots[:, None]
+    tables: jax.Array = fields.page_tables if isinstance(kv, FullKV) else fields.slots[:, None]
+    return tables
 
 
 def write(pages: jax.Array, tables: jax.Array, positions: jax.Array, values: jax.Array) -> jax.Array:

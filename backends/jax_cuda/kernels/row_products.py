@@ -60,7 +60,8 @@ def gated_product(
 
     Without SMs as `row_product`."""
     if not sms:
-        return gated_reference(tiles, x, weight).astype(x.dtype)
+        hidden: jax.Array = gated_reference(tiles, x, weight).astype(x.dtype)
+        return hidden
     if weight.facing * 2 != weight.rows:
         raise ValueError(f"the gates of {weight} must face their ups: facing {weight.rows // 2}")
     padded, count = _padded(x, weight, columns)
