@@ -32,9 +32,11 @@ from mlxcel.testing.byte_tokenizer import ByteTokenizer
 MODEL = "tiny"
 
 
-def script_manager() -> PluginManager:
+def plugins(scripted: bool) -> PluginManager:
+    """Those of the project, and where `scripted` the tests' own."""
     entry = EntryPoint("script", script_plugin.__name__, "script", "1")
-    return PluginManager([*discovery.entry_points(GROUP, ()), entry], only=None, trace=None)
+    own = discovery.entry_points(GROUP, ())
+    return PluginManager([*own, entry] if scripted else own, only=None, trace=None)
 
 
 class ScriptServer:
@@ -108,12 +110,13 @@ def running(model: Path, settings: ServerSettings | None = None, **options: Any)
     made: list[Serving] = []
 
     def load() -> Serving:
+        scripted = config.backend == "script"
         serving = serve(
             config,
-            script_manager(),
+            plugins(scripted),
             NoProgress(),
             max_queue_depth=settings.max_queue_depth,
-            tokenizer=ByteTokenizer() if config.backend == "script" else None,
+            tokenizer=ByteTokenizer() if scripted else None,
         )
         made.append(serving)
         return serving

@@ -1,0 +1,192 @@
+"""One request through every door gives the same ids, alone and among others (docs/spec/clients.md 2.2, 3.13: 22)."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_runs import Cli
+from script_server import ScriptServer, running
+from tiny_checkpoint import write_tiny_llama
+
+from mlxcel import LLM, SamplingParams
+
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "in the beginning"}]
+NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True, "max_tokens": 12}
+"""What the clients' own defaults differ in, spelled out."""
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, **NEUTRAL},
+    "seeded": {"temperature": 1.2, "seed": 11, **NEUTRAL},
+    "chain": {"temperature": 0.9, "seed": 3, **NEUTRAL, "top_k": 30, "min_p": 0.01, "repetition_penalty": 1.3},
+}
+FLAGS = {
+    "temperature": "--temp", "seed": "--seed", "top_k": "--top-k", "top_p": "--top-p", "min_p": "--min-p",
+    "max_tokens": "-n", "repetition_penalty": "--repeat-penalty",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ScriptServer]:
+    with running(model, backend="reference-numpy", max_num_seqs=8) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(model, backend="reference-numpy") as made:
+        yield made
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Cli:
+    return Cli(monkeypatch, capfdbinary)
+
+
+def body_of(path: str, prompt: str, fields: dict[str, Any]) -> dict[str, Any]:
+    given = {"prompt": prompt} if path == TEXT else {"messages": [{"role": "user", "content": prompt}]}
+    return {**given, **fields, "return_token_ids": True}
+
+
+def ids(server: ScriptServer, path: str, prompt: str, fields: dict[str, Any], *, stream: bool) -> list[int]:
+    body = body_of(path, prompt, fields)
+    if not stream:
+        return list(server.ok(path, body)["choices"][0]["token_ids"])
+    chunks = server.stream(path, body)
+    return [token for chunk in chunks for choice in chunk["choices"] for token in choice["token_ids"]]
+
+
+def generated(cli: Cli, model: Path, fields: dict[str, Any], *how: str) -> list[int]:
+    flags = [word for name, flag in FLAGS.items() if name in fields for word in (flag, str(fields[name]))]
+    ran = cli("--backend", "reference-numpy", "generate", model, *how, "--json", "--ignore-eos", *flags)
+    assert ran.code == 0, ran.err
+    return list(json.loads(ran.out)["token_ids"])
+
+
+@pytest.mark.parametrize("fields", SAMPLING.values(), ids=SAMPLING)
+def test_every_door_gives_the_same_ids(
+    server: ScriptServer, llm: LLM, cli: Cli, model: Path, fields: dict[str, Any]
+) -> None:
+    """H-G4 and 2.2: `generate`, LLM, completions and chat, streamed and not; the prompts' ids too."""
+    params = SamplingParams(**fields)
+    (raw,) = llm.generate(HELLO[0]["content"], params)
+    (chat,) = llm.chat(HELLO, params)
+    for path, output in ((TEXT, raw), (CHAT, chat)):
+        wanted = list(output.outputs[0].token_ids)
+        assert len(wanted) == 12
+        for stream in (False, True):
+            assert ids(server, path, HELLO[0]["content"], fields, stream=stream) == wanted
+    assert generated(cli, model, fields, "--raw", "-p", HELLO[0]["content"]) == list(raw.outputs[0].token_ids)
+    assert generated(cli, model, fields, "-p", HELLO[0]["content"]) == list(chat.outputs[0].token_ids)
+    reply = server.ok(CHAT, body_of(CHAT, HELLO[0]["content"], fields))
+    assert tuple(reply["prompt_token_ids"]) == chat.prompt_token_ids
+
+
+def test_choices_of_one_request_are_those_of_the_library(server: ScriptServer, llm: LLM) -> None:
+    fields = {**SAMPLING["seeded"], "n": 3}
+    (output,) = llm.generate("in the", SamplingParams(**fields))
+    reply = server.ok(TEXT, body_of(TEXT, "in the", fields))
+    assert [choice["token_ids"] for choice in reply["choices"]] == [list(each.token_ids) for each in output.outputs]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_neighbours_change_nothing(server: ScriptServer, path: str, stream: bool) -> None:
+    """3.13: 22. Ids and log-probabilities of a request alone and among seven others, to the last bit."""
+    fields = {**SAMPLING["seeded"], "logprobs": True if path == CHAT else 2, "top_logprobs": 2}
+    if path == TEXT:
+        del fields["top_logprobs"]
+
+    def ask(seed: int) -> Any:
+        body = {**body_of(path, "the " * (1 + seed % 9), fields), "seed": seed}
+        if not stream:
+            choice = server.ok(path, body)["choices"][0]
+            return choice["token_ids"], choice["logprobs"]
+        chunks = server.stream(path, body)
+        return [(c["token_ids"], c["logprobs"], c.get("text", c.get("delta"))) for k in chunks for c in k["choices"]]
+
+    alone = [ask(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        crowd = list(pool.map(ask, range(8)))
+    if stream:  # a slow reader's chunks are merged: what they hold is compared
+        alone, crowd = ([_merged(each) for each in every] for every in (alone, crowd))
+    assert crowd == alone
+
+
+def _merged(parts: list[Any]) -> Any:
+    tokens = [token for found, _, _ in parts for token in found]
+    scores = [json.dumps(entry) for _, found, _ in parts if found for entry in _entries(found)]
+    return tokens, scores
+
+
+def _entries(logprobs: dict[str, Any]) -> list[Any]:
+    if "content" in logprobs:
+        return list(logprobs["content"])
+    return [list(each) for each in zip(*(logprobs[name] for name in sorted(logprobs)), strict=True)]
+
+
+def test_h_h1_raw_log_probabilities_do_not_know_the_temperature(server: ScriptServer, llm: LLM) -> None:
+    """H-H1, H-H8: raw by default, whatever the chain does; `processed` is another thing; the library says the same."""
+
+    def first(**more: Any) -> dict[str, float]:
+        asked = {"prompt": "in the", "max_tokens": 1, "logprobs": 3, "ignore_eos": True, "seed": 1, **more}
+        return dict(server.ok(TEXT, asked)["choices"][0]["logprobs"]["top_logprobs"][0])
+
+    cold, hot = first(temperature=0.1, top_k=0), first(temperature=2.0, top_k=0)
+    shared = cold.keys() & hot.keys()
+    assert len(shared) >= 3
+    assert {name: cold[name] for name in shared} == {name: hot[name] for name in shared}
+    assert first(temperature=0.1, top_k=0, logprobs_mode="processed") != cold
+    (output,) = llm.generate(
+        "in the", SamplingParams(temperature=0.1, seed=1, max_tokens=1, logprobs=3, ignore_eos=True)
+    )
+    values = sorted(entry.logprob for entry in output.outputs[0].logprobs[0].values())
+    assert values == sorted(cold.values())
+
+
+def test_h_h5_an_echo_is_scored_as_a_direct_forward_scores_it(server: ScriptServer, llm: LLM) -> None:
+    """3.3: what likelihood evaluation reads: the prompt's own tokens, by the engine's own scores."""
+    prompt = "in the beginning was the word"
+    reply = server.ok(TEXT, {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 0, "return_token_ids": True})
+    found = reply["choices"][0]["logprobs"]
+    tokens = reply["choices"][0]["prompt_token_ids"]
+    (output,) = llm.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=1))
+    direct = [
+        None if each is None else each[token].logprob
+        for token, each in zip(tokens, output.prompt_logprobs, strict=True)
+    ]
+    assert found["token_logprobs"] == direct
+    assert reply["choices"][0]["text"] == prompt == "".join(found["tokens"])
+    assert all(prompt[at:].startswith(each) for at, each in zip(found["text_offset"], found["tokens"], strict=True))
+    best = [None if top is None else max(top.values()) for top in found["top_logprobs"]]
+    assert all(one is None or one >= own for one, own in zip(best, direct, strict=True))
+
+
+def test_prompt_logprobs_are_told_on_both_routes(server: ScriptServer, llm: LLM) -> None:
+    (output,) = llm.generate("in the", SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=2))
+    asked = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 2}
+    (choice,) = server.ok(TEXT, {"prompt": "in the", **asked})["choices"]
+    wanted = [
+        None if each is None else {
+            str(token): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
+            for token, one in each.items()
+        }
+        for each in output.prompt_logprobs
+    ]  # fmt: skip
+    assert choice["prompt_logprobs"] == wanted
+    chat = server.ok(CHAT, {"messages": HELLO, **asked})
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    streamed = [
+        chunk["prompt_logprobs"]
+        for chunk in server.stream(CHAT, {"messages": HELLO, **asked})
+        if "prompt_logprobs" in chunk
+    ]
+    assert streamed == [chat["prompt_logprobs"]]
