@@ -1,0 +1,541 @@
+"""LLM and AsyncLLM with base_url (docs/spec/clients.md 2.1): a server answers as a model in this process does."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from llm_rows import BACKEND, GREEDY, HELLO, ids, mixed
+from script_plugin import GATE
+from script_server import ScriptServer, running
+from tiny_checkpoint import write_tiny_llama
+
+from mlxcel import LLM, AsyncLLM, RequestOutput, SamplingParams
+from mlxcel.core.param_records import LoopDetection
+from mlxcel.core.request_names import canonical
+from mlxcel.core.resolve_sampling import resolve_sampling
+from mlxcel.errors import (
+    BackendFault,
+    CapacityError,
+    ContextTooLong,
+    EmptyPrompt,
+    EngineUnhealthy,
+    MlxcelError,
+    NoTokenAllowed,
+    NumericFault,
+    QueueFull,
+    RequestError,
+    RequestTimeout,
+    ServerError,
+    ShuttingDown,
+    TemplateError,
+    UnknownModel,
+    UnsupportedField,
+    UsageError,
+)
+from mlxcel.remote_errors import CODE_HEADER, error_of_reply
+from mlxcel.remote_fields import request_fields
+from mlxcel.remote_http import Address, Exchange
+from mlxcel.server import errors as server_errors
+from mlxcel.server.settings import ServerSettings
+
+UNLIKE = ("request_id", "metrics", "num_cached_tokens")
+"""Of a RequestOutput: each request has its own id, replies of OpenAI's kind have no timings, and what is cached depends
+on what was asked before."""
+
+REJECTING = (
+    "{{ raise_exception('no such role') if messages[0]['role'] == 'judge' else 'said ' + messages[0]['content'] }}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", add_bos=True)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ScriptServer]:
+    """The real backend, and an operator with other ideas of sampling."""
+    settings = ServerSettings(sampling={"temperature": 0.3, "min_p": 0.2}, allow_request_templates=True)
+    with running(model, settings, backend=BACKEND) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def near(model: Path) -> Iterator[LLM]:
+    with LLM(model, backend=BACKEND) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def far(server: ScriptServer) -> Iterator[LLM]:
+    with LLM(base_url=server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def script(model: Path) -> Iterator[ScriptServer]:
+    """Of which a prompt says what is said: tests/script_plugin.py."""
+    with running(model, max_num_seqs=2) as made:
+        yield made
+
+
+def alike(far: RequestOutput, near: RequestOutput) -> None:
+    for field in attrs.fields(RequestOutput):
+        if field.name not in UNLIKE:
+            assert getattr(far, field.name) == getattr(near, field.name), field.name
+
+
+# --- the same answers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY.clone(seed=1),
+        SamplingParams(seed=5, max_tokens=12),
+        SamplingParams(seed=7, max_tokens=6, n=3, temperature=0.7, top_k=40, top_p=0.9),
+        SamplingParams(seed=7, max_tokens=6, logprobs=3, prompt_logprobs=2, logprobs_mode="processed", top_k=9),
+        SamplingParams(seed=2, max_tokens=5, logprobs=0, post_sampling_probs=True),
+        SamplingParams(seed=2, max_tokens=9, logit_bias=((70, 4.0), (71, None)), stop=("e", "zz"), bad_words=("q",)),
+        SamplingParams(seed=2, max_tokens=9, stop_token_ids=(100, 101), ignore_eos=True, min_tokens=3),
+        SamplingParams(seed=2, max_tokens=0),
+        SamplingParams(
+            seed=2, max_tokens=4, add_special_tokens=False, skip_special_tokens=False, truncate_prompt_tokens=3
+        ),
+        SamplingParams(temperature=0, top_k=7, max_tokens=4, seed=3),
+    ],
+    ids=lambda params: "-".join(sorted(params.given)),
+)
+def test_outputs_are_those_of_a_model_here(far: LLM, near: LLM, params: SamplingParams) -> None:
+    """Lists of mixed prompts and conversations: all fields, with the library's defaults and not the operator's."""
+    prompts = ["hello", [5, 6, 7, 8], {"prompt": "in the"}, {"prompt_token_ids": (9, 10, 11, 12)}]
+    for theirs, ours in zip(far.generate(prompts, params), near.generate(prompts, params), strict=True):
+        alike(theirs, ours)
+    conversations = [HELLO, [{"role": "system", "content": "be"}, *HELLO]]
+    for theirs, ours in zip(far.chat(conversations, params), near.chat(conversations, params), strict=True):
+        alike(theirs, ours)
+
+
+def test_a_continued_message_and_a_template_of_ones_own(far: LLM, near: LLM) -> None:
+    open_end = [*HELLO, {"role": "assistant", "content": "Deep"}]
+    params = GREEDY.clone(seed=1)
+    for messages, options in (
+        (open_end, {"add_generation_prompt": False, "continue_final_message": True}),
+        (HELLO, {"chat_template": REJECTING}),
+        (
+            HELLO,
+            {"chat_template": "{{ mood }}{{ messages[0].content }}", "chat_template_kwargs": {"mood": "glad"}},
+        ),
+    ):
+        alike(far.chat(messages, params, **options)[0], near.chat(messages, params, **options)[0])
+        assert far.apply_chat_template(messages, **options) == near.apply_chat_template(messages, **options)
+
+
+def test_order_and_length_of_many(far: LLM, near: LLM) -> None:
+    prompts = mixed(40)
+    params = [SamplingParams(seed=n, max_tokens=1 + n % 5) for n in range(40)]
+    outputs = far.generate(prompts, params)
+    assert [ids(output) for output in outputs] == [ids(output) for output in near.generate(prompts, params)]
+    assert far.generate([], GREEDY) == []
+
+
+def test_a_drawn_seed_is_reported_and_repeats(far: LLM) -> None:
+    """At a "!" rows of this server fail."""
+    first, second = far.generate(["a", "a"], SamplingParams(max_tokens=8, logit_bias=((ord("!"), None),)))
+    assert first.sampling_params is not None
+    assert second.sampling_params is not None
+    assert first.sampling_params.seed != second.sampling_params.seed
+    assert ids(far.generate("a", first.sampling_params)[0]) == ids(first)
+
+
+def test_deltas_joined_are_the_reply(far: LLM) -> None:
+    params = SamplingParams(seed=4, max_tokens=15, n=2, logprobs=1)
+    for stream, whole in (
+        (far.stream("hello", params), far.generate("hello", params)[0]),
+        (far.stream_chat(HELLO, params), far.chat(HELLO, params)[0]),
+    ):
+        deltas = list(stream)
+        for choice in whole.outputs:
+            own = [delta for delta in deltas if delta.index == choice.index]
+            assert "".join(delta.text for delta in own) == choice.text
+            assert tuple(token for delta in own for token in delta.token_ids) == choice.token_ids
+            assert tuple(entry for delta in own for entry in delta.logprobs or ()) == choice.logprobs
+            assert own[-1].finish_cause == choice.finish_cause
+        assert [delta.output is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+        assert deltas[-1].output is not None
+        assert deltas[-1].output.outputs == whole.outputs
+
+
+def test_texts_and_state(far: LLM, near: LLM) -> None:
+    for text in ("hello", "", "<|im_end|>é🙂"):
+        for added in (True, False):
+            assert far.tokenize(text, added) == near.tokenize(text, added)
+    listed = [*near.tokenize("<|im_start|>hello"), 3]
+    for skipped in (True, False):
+        assert far.detokenize(listed, skipped) == near.detokenize(listed, skipped)
+    assert far.detokenize([]) == ""
+    far.generate("the " * 60, GREEDY)
+    again = far.generate("the " * 60, GREEDY)[0]
+    assert again.num_cached_tokens > 0
+    assert far.stats()["prompt_cache"]["entries"] > 0
+    far.reset_prefix_cache()
+    assert far.stats()["prompt_cache"]["entries"] == 0
+    with pytest.raises(UsageError, match="the tokenizer is the server's"):
+        far.get_tokenizer()
+
+
+# --- the same refusals ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda llm: llm.generate(["fine", [5] * 3000]), ContextTooLong),
+        (lambda llm: llm.generate(["fine", "the " * 3000]), ContextTooLong),
+        (lambda llm: llm.generate(["fine", [1, 2, -3]]), RequestError),
+        (lambda llm: llm.generate(["fine", [1, 999999]]), RequestError),
+        (lambda llm: llm.generate(["fine", []]), EmptyPrompt),
+        (lambda llm: llm.generate(["a", "fine"], [GREEDY, SamplingParams(logit_bias=((9999, 1.0),))]), RequestError),
+        (lambda llm: llm.generate(["a", "fine"], [GREEDY, SamplingParams(min_tokens=5000)]), RequestError),
+        (lambda llm: llm.chat([HELLO, [{"role": 3}]]), RequestError),
+        (lambda llm: llm.chat([HELLO, [{"role": "user", "content": "the " * 3000}]]), ContextTooLong),
+    ],
+)
+def test_refusals_name_the_prompt(far: LLM, near: LLM, call: Callable[[LLM], Any], kind: type[MlxcelError]) -> None:
+    """Before any prompt is run, by the same class, for the same prompt."""
+    said = []
+    for llm in (far, near):
+        with pytest.raises(kind) as raised:
+            call(llm)
+        assert type(raised.value) is kind
+        assert (raised.value.index, list(raised.value.outputs)) == (1, [])
+        said.append(str(raised.value).split(":")[0])
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "field"),
+    [
+        (lambda llm: llm.generate("", GREEDY), None, None),
+        (lambda llm: llm.generate("", SamplingParams(add_special_tokens=False)), EmptyPrompt, "prompt"),
+        (lambda llm: llm.generate("a", SamplingParams(n=17)), RequestError, "n"),
+        (lambda llm: llm.generate("a", SamplingParams(logprobs=21)), RequestError, "logprobs"),
+        (lambda llm: llm.chat([{"role": "judge", "content": "a"}], chat_template=REJECTING), TemplateError, "messages"),
+        (lambda llm: llm.chat(HELLO, tools=[{"type": "function"}]), UnsupportedField, "tools"),
+        (lambda llm: llm.chat(HELLO, continue_final_message=True), RequestError, None),
+        (lambda llm: llm.stream("a", SamplingParams(stop_token_ids=(5000,))), RequestError, "stop_token_ids"),
+    ],
+)
+def test_refusals_are_of_the_same_class(
+    far: LLM, near: LLM, call: Callable[[LLM], Any], kind: type[MlxcelError] | None, field: str | None
+) -> None:
+    for llm in (far, near):
+        if kind is None:
+            assert list(call(llm))
+            continue
+        with pytest.raises(kind) as raised:
+            list(call(llm))
+        assert type(raised.value) is kind
+        if field is not None:
+            assert str(getattr(raised.value, "field", "")).split("[")[0] == field
+
+
+def test_a_failing_row_leaves_the_others_alone(script: ScriptServer) -> None:
+    with LLM(base_url=script.url) as llm:
+        prompts = ["<<one>>", "<<tw!o>>", "<<three>>"]
+        outputs = llm.generate(prompts, GREEDY.clone(max_tokens=-1), on_error="return")
+        assert [output.outputs[0].text for output in outputs] == ["one", "tw", "three"]
+        assert [output.outputs[0].finish_cause for output in outputs] == ["eos", "error", "eos"]
+        assert isinstance(outputs[1].error, ServerError)
+        assert outputs[1].error.code == "internal_error"
+        with pytest.raises(ServerError) as raised:
+            llm.generate(prompts, GREEDY)
+        assert raised.value.index == 1
+        assert [output.error is None for output in raised.value.outputs] == [True, False, True]
+        with pytest.raises(ServerError):
+            list(llm.stream("<<a!>>", GREEDY))
+        assert llm.generate("<<fine>>", GREEDY)[0].outputs[0].text == "fine"
+
+
+def test_a_full_queue_is_asked_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More prompts than the server has rows and places: all are answered, in order."""
+    real, refused = Exchange.ask, []
+
+    def ask(exchange: Exchange, *arguments: Any) -> Any:
+        try:
+            return real(exchange, *arguments)
+        except QueueFull as full:
+            GATE.open.set()
+            refused.append(full.values["retry_after"])
+            full.values["retry_after"] = 0.01
+            raise
+
+    monkeypatch.setattr(Exchange, "ask", ask)
+    with running(model, ServerSettings(max_queue_depth=1), max_num_seqs=1) as server, LLM(base_url=server.url) as llm:
+        GATE.shut()
+        outputs = llm.generate([f"<<{n}>>" for n in range(5)], GREEDY)
+    assert [output.outputs[0].text for output in outputs] == [str(n) for n in range(5)]
+    assert refused
+    assert min(refused) >= 1
+
+
+def test_leaving_a_stream_frees_the_row(script: ScriptServer) -> None:
+    with LLM(base_url=script.url) as llm:
+        deltas = llm.stream("<<" + "a" * 500 + ">>", SamplingParams(temperature=0))
+        assert isinstance(deltas, Generator)
+        assert next(deltas).text == "a"
+        GATE.shut()
+        deltas.close()
+        GATE.open.set()
+        assert script.idle()
+        assert script.serving.stats()["scheduler"]["generation_tokens_total"] < 500
+
+
+def test_close_ends_what_runs_and_what_comes_after(script: ScriptServer) -> None:
+    llm = LLM(base_url=script.url)
+    GATE.shut()
+    outputs: list[RequestOutput] = []
+    thread = threading.Thread(
+        target=lambda: outputs.extend(llm.generate("<<aaaa>>", GREEDY, on_error="return")), name="caller"
+    )
+    thread.start()
+    assert GATE.waited.wait(30)
+    llm.close()
+    thread.join(30)
+    llm.close()
+    GATE.open.set()
+    assert [output.outputs[0].finish_cause for output in outputs] == ["cancelled"]
+    assert script.idle()
+    for call in (lambda: llm.generate("a"), lambda: llm.tokenize("a"), llm.stats, lambda: llm.stream("a")):
+        with pytest.raises(RuntimeError, match="this LLM is closed"):
+            call()
+    assert not [each for each in threading.enumerate() if each.name == "mlxcel-request"]
+
+
+# --- asyncio ----------------------------------------------------------------------------------------------------------
+
+
+def test_coroutines_and_an_abort(script: ScriptServer) -> None:
+    async def last(llm: AsyncLLM, prompt: str, request_id: str | None = None) -> RequestOutput:
+        found = [output async for output in llm.generate(prompt, SamplingParams(temperature=0), request_id)]
+        texts = [output.outputs[0].text for output in found]
+        assert all(after.startswith(before) for before, after in pairwise(texts))
+        return found[-1]
+
+    async def work() -> None:
+        async with AsyncLLM(base_url=script.url) as llm:
+            outputs = await asyncio.gather(*(last(llm, f"<<say {n}>>") for n in range(12)))
+            assert [output.outputs[0].text for output in outputs] == [f"say {n}" for n in range(12)]
+            GATE.shut()
+            task = asyncio.create_task(last(llm, "<<never>>", "tale"))
+            gone = asyncio.create_task(last(llm, "<<never>>"))
+            await asyncio.to_thread(GATE.waited.wait, 30)
+            assert await llm.abort("tale")
+            assert (await task).outputs[0].finish_cause == "cancelled"
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            GATE.open.set()
+            assert await asyncio.to_thread(script.idle)
+            assert not await llm.abort("tale")
+            deltas = [delta async for delta in llm.stream("<<ab>>", GREEDY)]
+            assert "".join(delta.text for delta in deltas) == "ab"
+
+    asyncio.run(work())
+
+
+# --- servers that are none --------------------------------------------------------------------------------------------
+
+
+def test_keys(model: Path) -> None:
+    with running(model, ServerSettings(api_keys=("right",))) as server:
+        for key in (None, "wrong"):
+            with pytest.raises(ServerError, match="needs an API key") as raised:
+                LLM(base_url=server.url, api_key=key)
+            assert (raised.value.code, raised.value.status) == ("invalid_api_key", 401)
+        with LLM(base_url=server.url, api_key="right") as llm:
+            assert llm.generate("<<yes>>", GREEDY)[0].outputs[0].text == "yes"
+    assert "right" not in repr(Address.parse(server.url, "right"))
+
+
+def test_a_served_name(script: ScriptServer) -> None:
+    with LLM("tiny", base_url=script.url) as llm:
+        assert llm.generate("<<a>>", GREEDY)[0].outputs[0].text == "a"
+    with pytest.raises(UnknownModel, match="serves no model 'other'"):
+        LLM("other", base_url=f"{script.url}/v1/")
+
+
+@pytest.mark.parametrize("options", [{"max_num_seqs": 2}, {"tokenizer": "here"}, {"no_such": 1}])
+def test_engine_options_are_the_servers(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="beside base_url"):
+        LLM(base_url="http://127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8080", "ftp://a", "http://", "http://a:99999", "http://u:p@a", "http://a?b=c", 5]
+)
+def test_addresses_that_are_none(url: Any) -> None:
+    with pytest.raises(UsageError, match="base_url"):
+        LLM(base_url=url)
+
+
+def test_addresses() -> None:
+    assert Address.parse("https://[::1]/x/v1/", None).url == "https://[::1]:443/x"
+    assert Address.parse("http://host:80", None).url == "http://host:80"
+    for key in ("a\nb", "é", " a"):
+        with pytest.raises(UsageError, match="api_key"):
+            Address.parse("http://a", key)
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+    with pytest.raises(ServerError, match="cannot be asked") as raised:
+        LLM(base_url=f"http://127.0.0.1:{port}")
+    assert raised.value.hint is not None
+
+
+MODELS = {"data": [{"id": "m", "meta": {"n_ctx": 99, "n_vocab": 300}}]}
+CHUNK = b'data: {"choices": [{"index": 0, "text": "hi", "token_ids": [1], "finish_reason": null}]}\n\n'
+
+
+@pytest.fixture
+def strange() -> Iterator[Callable[[bytes, bytes], str]]:
+    """A server that answers these bytes to GET, and those to every POST for a reply."""
+    served: list[http.server.HTTPServer] = []
+
+    def serve(got: bytes, posted: bytes) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer(got)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self._answer(b'{"tokens": [1, 2]}' if self.path == "/tokenize" else posted)
+
+            def _answer(self, data: bytes) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *arguments: Any) -> None:
+                return None
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        served.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), name="strange").start()
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield serve
+    for server in served:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize("got", [b"hello", b"{}", b"[]", b'{"data": []}', b'{"data": [{"id": "m"}]}', b"null"])
+def test_something_else_answers(strange: Callable[[bytes, bytes], str], got: bytes) -> None:
+    with pytest.raises(ServerError) as raised:
+        LLM(base_url=strange(got, b""))
+    assert raised.value.hint == "is it `mlxcel serve`?"
+
+
+@pytest.mark.parametrize(
+    ("posted", "words"),
+    [
+        (CHUNK, "the connection ended before the reply did"),
+        (b"", "the connection ended before the reply did"),
+        (CHUNK + b"data: {nonsense\n\n", "a reply that is none"),
+        (CHUNK + b'data: {"choices": [{}]}\n\n', "a reply that is none"),
+        (CHUNK + b"data: 5\n\n", "a reply that is none"),
+        (CHUNK + b'data: {"error": {"message": "gone", "code": "shutting_down"}}\n\n', "gone"),
+    ],
+)
+def test_a_reply_that_breaks_off(strange: Callable[[bytes, bytes], str], posted: bytes, words: str) -> None:
+    """What came is there, and so is the error: never an invented finish."""
+    with LLM(base_url=strange(json.dumps(MODELS).encode(), posted)) as llm:
+        [output] = llm.generate("a", GREEDY, on_error="return")
+        assert words in str(output.error)
+        assert (output.outputs[0].finish_cause, output.outputs[0].finish_reason) == ("error", None)
+        assert output.outputs[0].text == ("hi" if posted else "")
+        with pytest.raises(MlxcelError, match=words):
+            llm.generate("a", GREEDY)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+ERRORS = (
+    RequestError("a", field="top_k"),
+    UnsupportedField("a", field="tools"),
+    TemplateError("a", field="messages"),
+    EmptyPrompt("a"),
+    ContextTooLong(9, 5),
+    QueueFull(3, 7),
+    CapacityError("a"),
+    ShuttingDown("a"),
+    EngineUnhealthy("a"),
+    RequestTimeout("a"),
+    NumericFault("a"),
+    NoTokenAllowed("a"),
+    BackendFault("a"),
+)
+
+
+@pytest.mark.parametrize("shape", ["openai", "native"])
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_comes_back_as_itself(error: MlxcelError, shape: server_errors.Shape) -> None:
+    sent = server_errors.error_response(error, shape, "req-1", "POST /v1/completions")
+    headers = {name.decode(): value.decode() for name, value in sent.raw_headers}
+    assert CODE_HEADER.lower() in headers
+    back = error_of_reply(sent.status_code, headers, bytes(sent.body))
+    assert type(back) is type(error)
+    assert getattr(back, "field", None) == getattr(error, "field", None)
+    if isinstance(error, QueueFull):
+        assert back.values["retry_after"] == 7
+    if isinstance(error, ContextTooLong):
+        assert back.values == error.values
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "x"}', b'{"error": {}}', b"\xff" * 10])
+def test_an_error_of_whatever_answers(body: bytes) -> None:
+    error = error_of_reply(502, {}, body)
+    assert isinstance(error, ServerError)
+    assert error.status == 502
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0, top_k=5),
+        SamplingParams(mirostat=2, temperature=0.8),
+        SamplingParams(dry_multiplier=0.8, repetition_penalty=1.1, stop=("a",), logit_bias=((3, None), ("x", 2.0))),
+        SamplingParams(post_sampling_probs=True, logprobs=2),
+        SamplingParams(logprobs=5, prompt_logprobs=1),
+        SamplingParams(loop_detection=LoopDetection(1, 9, 3)),
+        SamplingParams(samplers=("top_k", "temperature"), top_k=3),
+    ],
+    ids=lambda params: "-".join(sorted(params.given)),
+)
+def test_fields_are_read_as_the_library_means_them(params: SamplingParams, chat: bool) -> None:
+    """By the server's own reader, over its own defaults: the same record, and no more warnings than here."""
+    drawn = params.clone(seed=5)
+    sent = json.loads(json.dumps(request_fields(drawn, params.given, chat=chat)))
+    read = resolve_sampling("srv", ("request", canonical(sent)), fresh_seed=lambda: 5)
+    here = resolve_sampling(
+        "lib", ("request", {name: getattr(params, name) for name in params.given}), fresh_seed=lambda: 5
+    )
+    assert read.params.clone(loop_detection=None) == here.params.clone(loop_detection=None)
+    assert "loop_detection" not in params.given or read.params.loop_detection == here.params.loop_detection
+    assert read.warnings == here.warnings
