@@ -539,3 +539,10 @@ def test_fields_are_read_as_the_library_means_them(params: SamplingParams, chat:
     assert read.params.clone(loop_detection=None) == here.params.clone(loop_detection=None)
     assert "loop_detection" not in params.given or read.params.loop_detection == here.params.loop_detection
     assert read.warnings == here.warnings
+
+
+def test_another_process_is_refused(far: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxcel.remote_client.os.getpid", lambda: -1)
+    for call in (lambda: far.generate("a"), lambda: far.tokenize("a")):
+        with pytest.raises(RuntimeError, match="made in another process"):
+            call()
