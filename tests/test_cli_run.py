@@ -6,6 +6,8 @@ import itertools
 import json
 import signal
 import stat
+import subprocess
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from cli_runs import Cli
 from echo_backend import PLUGIN
 from plugin_doubles import Installer
 from terminal import Terminal, terminal
+from tiny_checkpoint import write_json, write_tiny_llama
 
 from mlxcel.cli.scheduled_reply import STOP, ReplyBell
 
@@ -166,6 +169,62 @@ def test_an_interrupt_with_json_gives_the_object(cli: Cli, echo: Path, monkeypat
     reply = json.loads(ran.out)
     assert (ran.code, reply["finish_cause"], reply["finish_reason"]) == (130, "cancelled", None)
     assert "user\nslow aaaa".startswith(reply["text"])
+
+
+@pytest.mark.parametrize(("form", "origin"), [((), "default"), (("--generation-config", "auto"), "generation_config")])
+def test_h_c8_the_models_own_sampling_counts_only_when_asked_for(
+    cli: Cli, tmp_path: Path, form: tuple[str, ...], origin: str
+) -> None:
+    """H-C8: what was applied is what is reported, here and in `generate`."""
+    model = write_tiny_llama(tmp_path / "model")
+    write_json(model / "generation_config.json", {"temperature": 0.5, "top_k": 3, "do_sample": True, "eos_token_id": 1})
+    for command in ("run", "generate"):
+        reply = json.loads(cli(command, model, "-p", "hello", "-n", 1, "--json", "-q", *form).out)
+        assert reply["sampling"]["temperature"] == (0.5 if form else 0)
+        assert reply["sampling"]["origin"]["temperature"] == origin
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        (("-p", "a", "-f", "b"), ("-p", "-f")),
+        (("-p", "a", "--messages", "b"), ("-p", "--messages")),
+        (("--messages", "b", "--system", "c"), ("--messages", "--system")),
+        (("-p", "a", "-q", "-v"), ("-q", "-v")),
+        (("-p", "a", "--mirostat", 2, "--samplers", "top_k"), ("--mirostat", "--samplers")),
+        (("-p", "a", "--chat-template", "x", "--chat-template-file", "y"), ("--chat-template", "--chat-template-file")),
+        (("-p", "a", "--temprature", 1), ("--temprature", "--temperature")),
+    ],
+)
+def test_h_s4_flags_that_exclude_each_other(cli: Cli, arguments: tuple[object, ...], flags: tuple[str, str]) -> None:
+    """H-S4: both are named, before a model is loaded."""
+    ran = cli("run", "/no/such/model", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert all(flag in ran.err for flag in flags)
+    assert "/no/such/model" not in ran.err
+
+
+def test_h_s3_a_missing_model_is_one_line(cli: Cli) -> None:
+    ran = cli("run", "/no/such/model", "-p", "a", "-q")
+    assert (ran.code, ran.out) == (2, "")
+    error, hint = ran.err.splitlines()
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+
+
+def test_h_s1_a_second_interrupt_ends_the_program_at_once() -> None:
+    script = """
+import os, signal
+from mlxcel.cli.interrupts import interrupts_to
+heard = []
+with interrupts_to(lambda: heard.append(1), leave_at_second=True):
+    os.kill(os.getpid(), signal.SIGINT)
+    print(len(heard), flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    print("never")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "1\n", "")
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
