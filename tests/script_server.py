@@ -140,7 +140,7 @@ def running(model: Path, settings: ServerSettings | None = None, **options: Any)
     thread.start()
     try:
         state = app.state.server
-        asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(60)
         assert state.failure is None, state.failure
         yield ScriptServer(port, app, made[0])
     finally:

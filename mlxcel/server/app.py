@@ -40,6 +40,7 @@ ROUTES: Final = (
     "slots",
     "cache_routes",
     "metrics_route",
+    "openapi",
     "page_routes",
 )
 """Modules of this package that have `ROUTES`."""

@@ -18,7 +18,7 @@ from mlxcel.core.request_names import REFUSED
 from mlxcel.server.errors import ANTHROPIC_TYPES, NATIVE_TYPES, OPENAI_TYPES, Shape, shape_of
 from mlxcel.server.fields import Body
 from mlxcel.server.json_out import Json
-from mlxcel.server.known_fields import IDLE
+from mlxcel.server.known_fields import IDLE, UNSUPPORTED
 from mlxcel.version import version
 
 Schema = dict[str, Any]
@@ -103,7 +103,7 @@ def _operation(route: Route, path: str, method: str, components: dict[str, Any])
     shape = shape_of(path)
     operation: Schema = {
         "summary": (inspect.getdoc(route.endpoint) or route.name).split("\n\n")[0],
-        "operationId": f"{method.lower()}_{route.name}_{len(path)}",
+        "operationId": f"{method.lower()}{re.sub('[^a-z0-9]+', '_', path)}",
         "responses": {"200": {"description": "Done.", "content": {"application/json": {"schema": {}}}}},
     }
     names = re.findall(r"{(\w+)}", path)
@@ -135,19 +135,23 @@ def _body(kind: type[Body], components: dict[str, Any]) -> Schema:
     required = own.get("required", [])
     for name in required:
         properties[name] = own["properties"][name]
-    if kind.samples:
-        properties = {**sampling_schema(), **properties}
     known: Schema = {"type": "object", "properties": properties, "required": required}
-    if kind.samples:
-        known["description"] = (
-            f"Accepted without effect: {', '.join(sorted(IDLE))}. Refused by name: {', '.join(sorted(REFUSED))}."
-        )
-    return known
+    if not kind.samples:
+        return known
+    components["Sampling"] = {"type": "object", "properties": sampling_schema()}
+    idle, refused = ", ".join(sorted(IDLE)), ", ".join(sorted(UNSUPPORTED.keys() | REFUSED.keys()))
+    return {
+        "allOf": [{"$ref": "#/components/schemas/Sampling"}, known],
+        "description": f"Accepted without effect: {idle}. Refused by name where they ask for something: {refused}.",
+    }
 
 
 def _nullable(schema: Schema) -> Schema:
     """null is "not given" for every field that need not be given."""
-    return schema if _NULL in schema.get("anyOf", ()) else {"anyOf": [schema, _NULL]}
+    if _NULL in schema.get("anyOf", ()):
+        return schema
+    default = {name: schema[name] for name in ("default",) if name in schema}
+    return {"anyOf": [{name: part for name, part in schema.items() if name not in default}, _NULL], **default}
 
 
 def _error(shape: Shape) -> Schema:
