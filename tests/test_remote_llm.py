@@ -45,6 +45,7 @@ from mlxcel.errors import (
 from mlxcel.remote_errors import CODE_HEADER, error_of_reply
 from mlxcel.remote_fields import request_fields
 from mlxcel.remote_http import Address, Exchange
+from mlxcel.remote_reply import RemoteReply
 from mlxcel.server import errors as server_errors
 from mlxcel.server.settings import ServerSettings
 
@@ -299,6 +300,21 @@ def test_leaving_a_stream_frees_the_row(script: ScriptServer) -> None:
         GATE.open.set()
         assert script.idle()
         assert script.serving.stats()["scheduler"]["generation_tokens_total"] < 500
+
+
+def test_an_interrupt_ends_the_rows_and_the_object_stays_usable(
+    script: ScriptServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(reply: RemoteReply, event: object) -> None:
+        raise KeyboardInterrupt
+
+    with LLM(base_url=script.url) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(RemoteReply, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate(["<<" + "a" * 800 + ">>"] * 5, SamplingParams(temperature=0))
+        assert script.idle()
+        assert llm.generate("<<b>>", GREEDY)[0].outputs[0].text == "b"
 
 
 def test_close_ends_what_runs_and_what_comes_after(script: ScriptServer) -> None:
