@@ -234,10 +234,11 @@ def test_no_set_sorts_the_vocabulary():
         def step(logits, arrays, example=example):
             return sampler.draw(jnp, logits, attrs.evolve(example, params=arrays), no_carry(2))
 
-        found = set(primitives(jax.make_jaxpr(step)(LOGITS[:2], dict(example.params)).jaxpr))
+        found = list(primitives(jax.make_jaxpr(step)(LOGITS[:2], dict(example.params)).jaxpr))
         assert "argmax" in found
         assert not {name for name in found if "sort" in name or "top_k" in name}, example.stages
-        assert ("cond" in found) == ("xtc" in example.stages)
+        # A search that depends on the platform is chosen while compiling, and runs nothing to choose.
+        assert (found.count("cond") > found.count("platform_index")) == ("xtc" in example.stages)
 
 
 def test_what_no_row_uses_is_not_run(monkeypatch):

@@ -137,13 +137,16 @@ class ChainSampler:
             status = xp.maximum(status, of_logits(xp, z))
         if self._named < raw.shape[-1]:
             z = xp.where(xp.arange(raw.shape[-1]) < self._named, z, xp.float32(-xp.inf))
-        empty = xp.max(z, axis=-1) == xp.float32(-xp.inf)
+        peak = xp.max(z, axis=-1)
+        empty = peak == xp.float32(-xp.inf)
         status = xp.where((status == FINE) & empty, xp.int32(NOTHING_ALLOWED), status)
         fine = status == FINE
-        z = select(xp, fine, z, zero)
-        tokens, drawn_from, observed = xp.argmax(z, axis=-1).astype(xp.int32), z, None
+        # Of z as it was, so that a GPU finds maxima and their places in one pass.
+        tokens = xp.where(fine, xp.argmax(z, axis=-1).astype(xp.int32), xp.int32(0))
+        z, peak = select(xp, fine, z, zero), xp.where(fine, peak, zero)
+        drawn_from, observed = z, None
         if DRAW in sampling.stages:
-            sampled = draw_sampled(xp, z, sampling, carry, self._newline_ids(sampling))
+            sampled = draw_sampled(xp, z, peak, sampling, carry, self._newline_ids(sampling))
             greedy = params["greedy"]
             tokens = xp.where(greedy, tokens, sampled.tokens)
             drawn_from, observed = select(xp, ~greedy, sampled.drawn_from, z), sampled.observed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 from mlxcel.core.plan import SamplingArrays
@@ -26,37 +26,40 @@ class Sampled(NamedTuple):
 
 
 FILTERS = (
-    # name, function, whether min_keep counts there (spec S21)
-    ("top_n_sigma", filters.top_n_sigma, False),
-    ("top_k", filters.top_k, False),
-    ("typ_p", typical, True),
-    ("top_p", filters.top_p, True),
-    ("min_p", filters.min_p, True),
+    # name, function, what it takes: min_keep where that counts (spec S21), the maxima
+    ("top_n_sigma", filters.top_n_sigma, {"peak"}),
+    ("top_k", filters.top_k, frozenset[str]()),
+    ("typ_p", typical, {"keep", "peak"}),
+    ("top_p", filters.top_p, {"keep", "peak"}),
+    ("min_p", filters.min_p, {"keep", "peak"}),
 )
 
 
-def draw_sampled(xp: Any, z: Any, sampling: SamplingArrays, carry: Carry, newlines: Any) -> Sampled:
+def draw_sampled(xp: Any, z: Any, peak: Any, sampling: SamplingArrays, carry: Carry, newlines: Any) -> Sampled:
     """The highest of y + noise over what the stages left. z float32 [R, V], removed ones -inf, one finite at least.
 
+    peak: float32 [R], the maxima of z. They are looked for once: on a GPU that takes two launches.
     newlines: bool [V], where a row uses XTC.
     """
-    step = _Step(xp, sampling, carry)
+    step = _Step(xp, sampling, carry, peak[:, None])
     first = step.params["temperature_first"]
     if step.has("temperature_first"):
         z = step.changed(first, lambda z: step.tempered(z, first), z)
+        step.peak = xp.where(first[:, None], xp.float32(0), step.peak)
     z = step.filtered(z)
     if step.has("xtc"):
         z = step.without_top_choices(z, newlines)
     # Every row's maximum goes to 0 here, whether or not another row has a temperature.
-    y = step.tempered(z, ~first) if step.has("temperature") else scale(xp, z, 1, may_be_cold=False)
+    y = step.tempered(z, ~first) if step.has("temperature") else scale(xp, z, 1, may_be_cold=False, peak=step.peak)
     return step.drawn(y)
 
 
 class _Step:
     """One step's arrays under short names."""
 
-    def __init__(self, xp: Any, sampling: SamplingArrays, carry: Carry) -> None:
+    def __init__(self, xp: Any, sampling: SamplingArrays, carry: Carry, peak: Any) -> None:
         self.xp, self.params, self._stages, self._carry = xp, sampling.params, sampling.stages, carry
+        self.peak: Any | None = peak  # [R, 1], None where it is no longer known
 
     def has(self, feature: str) -> bool:
         return feature in self._stages
@@ -87,25 +90,28 @@ class _Step:
                 moved, lambda: xp.where(moved, dynamic(xp, z, temperature, spread, exponent), temperature), temperature
             )
         temperature = xp.where(here[:, None], temperature, xp.float32(1))
-        return scale(xp, z, temperature, may_be_cold=self.has("cold"))
+        return scale(xp, z, temperature, may_be_cold=self.has("cold"), peak=self.peak)
 
     def filtered(self, z: Any) -> Any:
-        for name, function, counts in FILTERS:
+        for name, function, takes in FILTERS:
             if self.has(name):
                 idle = self.params[name] == (z.shape[-1] if name == "top_k" else OFF[name])
-                z = self.changed(~idle, functools.partial(self._filter, name, function, counts), z)
+                z = self.changed(~idle, functools.partial(self._filter, name, function, takes), z)
+                if name == "typ_p":  # It alone may remove a maximum.
+                    self.peak = self.xp.max(z, axis=-1, keepdims=True)
         return z
 
-    def _filter(self, name: str, function: Callable[..., Any], counts: bool, z: Any) -> Any:
+    def _filter(self, name: str, function: Callable[..., Any], takes: Set[str], z: Any) -> Any:
         """Of rows that use it; what becomes of the others does not count."""
         xp, value = self.xp, self.column(name)
         idle = value == (z.shape[-1] if name == "top_k" else OFF[name])
         # ln 0 is no number to compute with.
-        keep = {"keep": self.column("min_keep")} if counts and self.has("min_keep") else {}
-        return function(xp, z, xp.where(idle, xp.ones_like(value), value), **keep)
+        value = xp.where(idle, xp.ones_like(value), value)
+        given = {"peak": self.peak, "keep": self.column("min_keep") if self.has("min_keep") else None}
+        return function(xp, z, value, **{name: given[name] for name in takes})
 
     def without_top_choices(self, z: Any, newlines: Any) -> Any:
-        xp = self.xp
+        xp, self.peak = self.xp, None
         gate = noise.uniform(xp, noise.words(xp, noise.row_keys(xp, *self.keys, noise.XTC_GATE), 1))
         # A row whose gate is shut, as one without XTC always is, loses nothing.
         hit = gate < self.column("xtc_probability")

@@ -15,9 +15,9 @@ class Masses(NamedTuple):
     whole: Any  # their sum Z, float32 [R, 1]
 
 
-def masses(xp: Any, z: Any) -> Masses:
-    """z float32 [R, V], removed ones -inf, at least one finite a row."""
-    shifted = z - xp.max(z, axis=-1, keepdims=True)
+def masses(xp: Any, z: Any, peak: Any | None = None) -> Masses:
+    """z float32 [R, V], removed ones -inf, at least one finite a row; peak float32 [R, 1], its maximum where known."""
+    shifted = z - (xp.max(z, axis=-1, keepdims=True) if peak is None else peak)
     weight = xp.exp(shifted)
     return Masses(shifted, weight, tree_sum(xp, weight))
 

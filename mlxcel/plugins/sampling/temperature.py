@@ -9,13 +9,13 @@ from mlxcel.plugins.sampling.filters import remove
 from mlxcel.plugins.sampling.masses import entropy, masses
 
 
-def scale(xp: Any, z: Any, temperature: Any, *, may_be_cold: bool) -> Any:
+def scale(xp: Any, z: Any, temperature: Any, *, may_be_cold: bool, peak: Any | None = None) -> Any:
     """(z - m) / T, the maximum taken first so that nothing overflows.
 
-    z float32 [R, V], removed ones -inf; temperature float32 [R, 1]. A step with rows whose T may be below 1e-5 says so:
-    of such a row the first of its maxima alone is left.
+    z float32 [R, V], removed ones -inf; temperature float32 [R, 1], and so is peak, the maxima where they are known. A
+    step with rows whose T may be below 1e-5 says so: of such a row the first of its maxima alone is left.
     """
-    shifted = z - xp.max(z, axis=-1, keepdims=True)
+    shifted = z - (xp.max(z, axis=-1, keepdims=True) if peak is None else peak)
     if not may_be_cold:
         shifted /= temperature
         return shifted

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mlxcel.plugins.sampling.digits import BRANCHES, least_by_count, least_by_mass
+
 HALVINGS = 32
 """Enough for any two uint32."""
 
@@ -16,8 +18,6 @@ second."""
 
 _SAMPLED = 16
 """Every so manieth value tells roughly where the largest begin."""
-
-_BRANCHES = 8
 
 
 def tree_sum(xp: Any, x: Any) -> Any:
@@ -31,7 +31,7 @@ def tree_sum(xp: Any, x: Any) -> Any:
         return _tree_sum_of_blocks(x)
     while x.shape[-1] > 1:
         length = x.shape[-1]
-        width = -(-length // _BRANCHES)
+        width = -(-length // BRANCHES)
         count = -(-length // width)
         if count * width > length:
             x = xp.concatenate([x, xp.zeros((x.shape[0], count * width - length), x.dtype)], axis=-1)
@@ -47,10 +47,10 @@ def _tree_sum_of_blocks(x: np.ndarray) -> np.ndarray:
     """The same tree in few calls: a missing slice is one of zeros, which changes no sum."""
     while x.shape[-1] > 1:
         rows, length = x.shape
-        width = -(-length // _BRANCHES)
-        if _BRANCHES * width > length:
-            x = np.concatenate([x, np.zeros((rows, _BRANCHES * width - length), x.dtype)], axis=-1)
-        blocks = x.reshape(rows, _BRANCHES, width)
+        width = -(-length // BRANCHES)
+        if BRANCHES * width > length:
+            x = np.concatenate([x, np.zeros((rows, BRANCHES * width - length), x.dtype)], axis=-1)
+        blocks = x.reshape(rows, BRANCHES, width)
         while blocks.shape[1] > 1:
             blocks = blocks[:, ::2] + blocks[:, 1::2]
         x = blocks[:, 0]
@@ -83,31 +83,45 @@ def among_best(xp: Any, image: Any, count: Any) -> Any:
     def fewer_above(t: Any) -> Any:
         return xp.sum((image > t).astype(xp.int32), axis=-1, keepdims=True) < count
 
-    return image >= lowest_threshold(xp, image, fewer_above)
+    return image >= lowest_threshold(xp, image, fewer_above, lambda _: least_by_count(image, count))
 
 
-def within_mass(xp: Any, image: Any, weight: Any, bound: Any) -> Any:
+def within_mass(xp: Any, image: Any, weight: Any, bound: Any, top: Any | None = None) -> Any:
     """Where the weight strictly above a place is below `bound`, or nothing is above it: bool [R, V].
 
-    image uint32 [R, V]; weight float32 [R, V], 0 … 1; bound float32 [R, 1].
+    image uint32 [R, V]; weight float32 [R, V], 0 … 1; bound float32 [R, 1]; top uint32 [R, 1], the largest image of
+    each row where it is known.
     """
 
     def little_above(t: Any) -> Any:
         return tree_sum(xp, weight * (image > t)) < bound
 
-    return image >= lowest_threshold(xp, image, little_above)
+    return image >= lowest_threshold(xp, image, little_above, lambda top: least_by_mass(image, top, weight, bound), top)
 
 
-def lowest_threshold(xp: Any, image: Any, holds: Callable[[Any], Any]) -> Any:
+def lowest_threshold(
+    xp: Any,
+    image: Any,
+    holds: Callable[[Any], Any],
+    by_digits: Callable[[Any], Any] | None = None,
+    top: Any | None = None,
+) -> Any:
     """A t such that the places with image >= t are those whose image holds, the largest always: uint32 [R, 1].
 
     image: uint32 [R, V]. `holds` maps t [R, 1] to bool [R, 1], each row False below some t and True from there on.
-    Traced code halves all of uint32; NumPy tries a row's own largest values first, which are the same places.
+    Traced code halves all of uint32; on a GPU `by_digits`, where there is one, makes the same of the row's largest
+    image. NumPy tries a row's own largest values first, which are the same places.
     """
-    top = xp.max(image, axis=-1, keepdims=True)
+    top = xp.max(image, axis=-1, keepdims=True) if top is None else top
     if xp is np:
         return _lowest_value(image, top, holds)
-    return _halved(xp, xp.zeros_like(top), top, holds)
+    from jax.lax import platform_dependent
+
+    def by_halves(top: Any) -> Any:
+        return _halved(xp, xp.zeros_like(top), top, holds)
+
+    # A CPU adds little in a launch, and one by one costs it nothing; a GPU the other way round.
+    return by_halves(top) if by_digits is None else platform_dependent(top, default=by_halves, cuda=by_digits)
 
 
 def _lowest_value(image: Any, top: Any, holds: Callable[[Any], Any]) -> Any:
