@@ -1,12 +1,14 @@
 """The OpenAPI document: every route, every field, and nothing that is not there (docs/spec/clients.md 3.2)."""
 
 import json
+import math
 import re
 from typing import Any
 
 import msgspec
 import pytest
 from starlette.routing import Route
+from test_server_parameters import RANGES
 
 from mlxcel.core.named import load_target
 from mlxcel.core.param_table import FIELDS
@@ -87,3 +89,17 @@ def test_failures_are_told_in_the_shape_of_the_route(document: dict[str, Any]) -
             for status in statuses - {"200"}:
                 (reference,) = references(operation["responses"][status])
                 assert shape is None or reference.endswith(f"error_{shape}")
+
+
+@pytest.mark.parametrize("field", [field for field in RANGES if "logprobs" not in field])
+def test_ranges_are_those_that_hold(document: dict[str, Any], field: str) -> None:
+    """What the schema of a number takes is taken, and the ends of the range are in it."""
+    kind = properties(document, "Sampling")[field]["anyOf"][0]
+    if kind.get("type") not in ("integer", "number"):
+        return
+    low, high = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum", math.inf)
+    taken, refused = ([each for each in values if type(each) in (int, float)] for values in RANGES[field])
+    assert taken
+    assert all(low <= value <= high for value in taken)
+    below = [value for value in refused if value < min(taken) and value == int(value)]
+    assert all(value < low or ("exclusiveMinimum" in kind and value == low) for value in below)

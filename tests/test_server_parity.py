@@ -97,6 +97,36 @@ def test_choices_of_one_request_are_those_of_the_library(server: ScriptServer, l
     assert [choice["token_ids"] for choice in reply["choices"]] == [list(each.token_ids) for each in output.outputs]
 
 
+@pytest.mark.parametrize(
+    ("extreme", "other"),
+    [
+        ({"repeat_last_n": 0}, {"repeat_last_n": -1}),  # off, and the whole context (H-E5)
+        ({"dry_penalty_last_n": 0}, {"dry_penalty_last_n": -1}),
+        ({"dry_sequence_breakers": [" ", "e", "t", "i", "n"]}, {"dry_sequence_breakers": []}),  # H-E11
+    ],
+)
+@pytest.mark.parametrize("warm", [False, True])
+def test_h_e5_h_e11_windows_and_breakers_act_over_http_as_in_the_library(
+    server: ScriptServer, llm: LLM, extreme: dict[str, Any], other: dict[str, Any], warm: bool
+) -> None:
+    """H-E5, H-E11: greedy and sampled: what is told is what acts, and both ends of a field differ."""
+    prompt = "the in the in the in the in the"
+    base = {**SAMPLING["seeded" if warm else "greedy"], "repetition_penalty": 5.0}
+    base |= {"dry_multiplier": 8.0, "dry_base": 2.0, "dry_allowed_length": 1}
+    base["allowed_token_ids"] = sorted(set(llm.tokenize(prompt + " it is")))  # few, so that they repeat
+    replies = []
+    for fields in ({**base, **extreme}, {**base, **other}):
+        (output,) = llm.generate(prompt, SamplingParams(**fields))
+        for stream in (False, True):
+            assert ids(server, TEXT, prompt, fields, stream=stream) == list(output.outputs[0].token_ids)
+        replies.append(output.outputs[0].token_ids)
+        asked = {"messages": HELLO, "explain": True, **fields}
+        told = server.ok("/apply-template", asked)["sampling"]
+        assert all(told[name] == value for name, value in fields.items() if name != "dry_sequence_breakers")
+        assert list(told["dry_sequence_breakers"]) == fields.get("dry_sequence_breakers", ["\n", ":", '"', "*"])
+    assert replies[0] != replies[1]
+
+
 @pytest.fixture(scope="module")
 def crowd(model: Path, backend: str) -> Iterator[ScriptServer]:
     """Eight rows, on each backend."""

@@ -42,6 +42,11 @@ _STATUSES: Final[Mapping[Shape, Mapping[int, str]]] = {
     "native": NATIVE_TYPES,
     "anthropic": ANTHROPIC_TYPES,
 }
+_BETWEEN: Final = re.compile(r"(?:from|of) (-?[0-9.]+) (?:to|or more)")
+_UP_TO: Final = re.compile(r"(?:from -?[0-9.]+ to|up to) ([0-9.]+)(?![0-9.*])")
+_TEXTS: Final[Mapping[str, str]] = {"/": "text/html", "/assets/{name}": "*/*", "/metrics": "text/plain"}
+"""Routes whose reply is no JSON, with what it is."""
+
 _NULL: Final = {"type": "null"}
 _STRING: Final = {"type": "string"}
 _KINDS: Final[tuple[tuple[str, Schema], ...]] = (
@@ -88,15 +93,28 @@ def sampling_schema() -> dict[str, Schema]:
         if kind is None:
             items = {"type": "object"} if "{" in field.rule.words else {"type": "integer"}
             kind = {"type": "array", "items": items}
-        if field.name == "logprobs":
-            kind = {"anyOf": [kind, {"type": "boolean"}]}
+        kind = {**kind, **_range(field.rule.words)}
         for name in (field.name, *field.other):
+            kinds = [kind, {"type": "boolean"}, _NULL] if name == "logprobs" else [kind, _NULL]
             same = "" if name == field.name else f" The same as `{field.name}`."
             found[name] = {
-                "anyOf": [kind, _NULL],
+                "anyOf": kinds,
                 "description": f"{field.rule.words[0].upper()}{field.rule.words[1:]}.{same}",
             }
     return found
+
+
+def _range(words: str) -> Schema:
+    """What the words of a rule for a number say of it; a value that stands for "off" is in it."""
+    if not words.startswith(("an integer", "a number")):
+        return {}
+    low, high = _BETWEEN.search(words), _UP_TO.search(words)
+    lows = [float(low[1])] if low else []
+    lows += [-1.0] if "-1 " in words else [0.0] if "0 for off" in words else []
+    if "above 0" in words and not lows:
+        return {"exclusiveMinimum": 0, **({"maximum": float(high[1])} if high else {})}
+    found = {"minimum": min(lows)} if lows else {}
+    return {**found, **({"maximum": float(high[1])} if high else {})}
 
 
 def _operation(route: Route, path: str, method: str, components: dict[str, Any]) -> Schema:
@@ -104,7 +122,9 @@ def _operation(route: Route, path: str, method: str, components: dict[str, Any])
     operation: Schema = {
         "summary": (inspect.getdoc(route.endpoint) or route.name).split("\n\n")[0],
         "operationId": f"{method.lower()}{re.sub('[^a-z0-9]+', '_', path)}",
-        "responses": {"200": {"description": "Done.", "content": {"application/json": {"schema": {}}}}},
+        "responses": {
+            "200": {"description": "Done.", "content": {_TEXTS.get(path, "application/json"): {"schema": {}}}}
+        },
     }
     names = re.findall(r"{(\w+)}", path)
     if names:
