@@ -143,7 +143,7 @@ class JaxBackend:
                     progress.advance(done := done + 1)
             self._copy_pages(np.full((1, 3), running.layout.pages, np.int32))
             running.kv = storage.clear_spoilt(running.layout, running.kv, *running.nobody)
-            jax.block_until_ready((running.kv, running.last))
+            jax.block_until_ready((running.kv, running.last))  # type: ignore[no-untyped-call]
         progress.advance(done + 2)
         progress.finish()
         self._ready = compilations().count
@@ -283,7 +283,8 @@ class JaxBackend:
         kind would be another executable."""
         with jax.default_device(self._device):
             made = storage.make_storage(layout, self._numerics), _nothing_drawn(layout)
-        return jax.device_put(made, self._device)
+        placed: tuple[storage.Leaves, LastDrawn] = jax.device_put(made, self._device)
+        return placed
 
     def _model(self) -> _Loaded:
         if self._loaded is None:
