@@ -37,7 +37,8 @@ class BodyLimit:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self._limit:
-                await self._drop(receive)
+                if message.get("more_body", False):
+                    await self._drop(receive)
                 raise BodyTooLarge(self._limit)
             return message
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mlxcel.server.json_out import Json
+from mlxcel.server.refusals import ModelNotFound
 from mlxcel.server.state import ServerState
 
 
@@ -42,7 +43,10 @@ async def every(request: Request) -> Response:
 async def one(request: Request) -> Response:
     """ModelNotFound for a name that is not served."""
     state: ServerState = request.app.state.server
-    return Json(told(state, state.model.named(request.path_params["name"])))
+    name = request.path_params["name"]
+    if not name:
+        raise ModelNotFound(name, state.model.names)
+    return Json(told(state, state.model.named(name)))
 
 
 ROUTES: Final = [
