@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from mlxcel.core.events import Delta, Ended, Event, Started
+from mlxcel.core.events import Delta, Ended, Event, Progressed, Started
 from mlxcel.core.plan import NO_CHANCE, TokenLogprobs
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.request import Request
@@ -65,6 +65,8 @@ class Gathered:
         if isinstance(event, Started):
             if event.choice == 0:
                 self._cached = event.cached_tokens
+            return None
+        if isinstance(event, Progressed):
             return None
         if isinstance(event, Ended):
             choice.result = event.result

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Terms:
-    """Of a request, besides its prompt and parameters. `lane`, `timeout` (seconds, 0: none) and `cache_prompt` as in
-    Request; `cache_salt`, `isolation` and `echo` as in SequenceSpec."""
+    """Of a request, besides its prompt and parameters. `lane`, `timeout` (seconds, 0: none), `cache_prompt` and
+    `progress` as in Request; `cache_salt`, `isolation` and `echo` as in SequenceSpec."""
 
     lane: int = 1
     timeout: float = 0.0
     cache_prompt: bool = True
+    progress: bool = False
     cache_salt: str | None = None
     isolation: bytes | None = None
     echo: bool = False
@@ -81,6 +82,7 @@ def make_request(
         lane=terms.lane,
         timeout=terms.timeout,
         cache_prompt=terms.cache_prompt,
+        progress=terms.progress,
         before=before,
         origin=resolved.origin,
         warnings=warnings,

@@ -15,7 +15,9 @@ CONTEXT, VOCAB = 2048, 320
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptServer]:
-    with running(write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny"), max_num_seqs=4) as made:
+    with running(
+        write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny"), max_num_seqs=4, prefill_chunk=128
+    ) as made:
         yield made
 
 
@@ -381,10 +383,19 @@ def test_ids_ride_on_the_chunk_that_releases_their_text(server: ScriptServer, pa
 
 
 def test_progress_is_told_on_request(server: ScriptServer) -> None:
+    """Behind each piece of the prompt, before its first text; for the first of several choices."""
     server.serving.reset_cache()
-    chunks = server.stream(TEXT, saying(TEXT, "abc" * 20, return_progress=True))
+    asked = saying(TEXT, "abc" * 20 + "|" + "d" * 300, return_progress=True, n=2)
+    chunks = server.stream(TEXT, asked)
     told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
-    assert [(each["total"], each["cache"], each["processed"]) for each in told] == [(64, 0, 0), (64, 0, 64)]
+    pieces = [0, 128, 256, 365]
+    assert [(each["total"], each["cache"], each["processed"]) for each in told] == [(365, 0, done) for done in pieces]
+    first = next(place for place, chunk in enumerate(chunks) if chunk["choices"] and chunk["choices"][0]["index"] == 0)
+    assert all("prompt_progress" in chunk for chunk in chunks[: len(pieces)])
+    assert first >= len(pieces)
+    again = [chunk["prompt_progress"] for chunk in server.stream(TEXT, asked) if "prompt_progress" in chunk]
+    assert again[0]["cache"] == again[0]["processed"] > 0
+    assert again[-1]["processed"] == 365
     assert all(chunk["choices"] == [] for chunk in chunks if "prompt_progress" in chunk)
     assert all("prompt_progress" not in chunk for chunk in server.stream(TEXT, saying(TEXT, "abc")))
 

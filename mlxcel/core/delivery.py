@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlxcel.core.counters import Counters
-from mlxcel.core.events import Delta, Started
+from mlxcel.core.events import Delta, Progressed, Started
 from mlxcel.core.job import Job, Row
 from mlxcel.core.plan import RowOutcome, TokenLogprobs
 from mlxcel.errors import MlxcelError, SlowClient
@@ -28,6 +28,11 @@ class Delivery:
             reads = job.outbox.put(Delta(row.spec.choice, text=before)) and reads
         if not reads:
             self._lost(job)
+
+    def progress(self, row: Row) -> None:
+        """Of a prompt, behind its newest piece, where the client wants to hear of it."""
+        if row.job.request.progress and not row.job.outbox.put(Progressed(row.spec.choice, row.pieces[-1].end)):
+            self._lost(row.job)
 
     def outcome(self, row: Row, outcome: RowOutcome, now: float) -> None:
         """One token, or the tail of a row that ended; `now` is when it was read."""

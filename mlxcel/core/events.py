@@ -1,4 +1,4 @@
-"""What a client hears of its request, in this order for each choice: started, deltas, one end (spec C16)."""
+"""What a client hears of its request, in this order for each choice: started, progress, deltas, one end (spec C16)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ class Started:
 
     choice: int
     cached_tokens: int = 0
+
+
+@attrs.frozen
+class Progressed:
+    """`processed` tokens of the choice's prompt are in its KV, those from the cache included: behind each piece, for
+    requests that ask for it. A row that starts over counts again."""
+
+    choice: int
+    processed: int
 
 
 @attrs.frozen(slots=False)  # made for each token: without slots that takes two thirds of the time
@@ -38,4 +47,4 @@ class Ended:
     result: RequestResult
 
 
-Event = Started | Delta | Ended
+Event = Started | Progressed | Delta | Ended

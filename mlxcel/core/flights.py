@@ -113,6 +113,7 @@ class Flights:
                     self._roster.scored(row)
                 return
             row.pieces.append(part.plan.pieces[part.index])
+            self._delivery.progress(row)
             if part.plan.is_terminal(part.index):
                 self._roster.prefilled(row)
         self._delivery.outcome(row, outcome, now)

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from mlxcel.core.events import Delta, Ended, Event, Started
+from mlxcel.core.events import Delta, Ended, Event, Progressed, Started
 
 log = logging.getLogger("mlxcel.scheduler")
 
@@ -56,7 +56,7 @@ class Outbox:
     def __init__(self, choices: int) -> None:
         self._lock = threading.RLock()  # taken by itself where nobody waits: each token comes by
         self._changed = threading.Condition(self._lock)
-        self._unread: deque[Started | _Unread | Ended] = deque()
+        self._unread: deque[Started | Progressed | _Unread | Ended] = deque()
         self._newest: dict[int, _Unread] = {}  # by choice, the newest delta that was not read
         self._open = set(range(choices))
         self._bytes = 0
@@ -65,12 +65,12 @@ class Outbox:
 
     # --- the scheduler's side ---------------------------------------------------------------------------------------
 
-    def put(self, event: Started | Delta) -> bool:
+    def put(self, event: Started | Progressed | Delta) -> bool:
         """Whether the reader keeps up. Of a choice that ended nothing is taken."""
         with self._lock:
             if event.choice not in self._open:
                 return True
-            if isinstance(event, Started):
+            if not isinstance(event, Delta):
                 self._unread.append(event)
             else:
                 self._bytes += _size(event)

@@ -61,14 +61,15 @@ class Request:
     """What a client hands to the scheduler: the choices of one prompt, each a row of its own (spec C13).
 
     `lane` is one of LANES. `timeout` seconds are for all of it, the queue included; 0: no bound. Without `cache_prompt`
-    the prompt cache is neither read nor filled. `before` is text that stands before the reply of each choice (`echo`).
-    `origin` and `warnings` of the parameters come back in the results.
+    the prompt cache is neither read nor filled. `progress`: the client hears how far its prompt is. `before` is text
+    that stands before the reply of each choice (`echo`). `origin` and `warnings` of the parameters come back in the results.
     """
 
     choices: tuple[SequenceSpec, ...]
     lane: int = 1
     timeout: float = 0.0
     cache_prompt: bool = True
+    progress: bool = False
     before: str = ""
     origin: Mapping[str, str] = attrs.field(factory=dict)
     warnings: tuple[str, ...] = ()

@@ -29,7 +29,14 @@ Prompts = Callable[[], "Sequence[AskedPrompt | Conversation]"]
 
 
 async def ask(
-    request: Request, body: Asking, served: ServedModel, prompts: Prompts, *, name: str, echo: bool = False
+    request: Request,
+    body: Asking,
+    served: ServedModel,
+    prompts: Prompts,
+    *,
+    name: str,
+    echo: bool = False,
+    progress: bool = False,
 ) -> list[Prepared]:
     """One request a prompt, checked, in the order of `prompts`. `name` is the field that these are in.
 
@@ -58,6 +65,7 @@ async def ask(
                     lane=lane,
                     use_cache=body.cache_prompt,
                     echo=echo,
+                    progress=progress,
                 )
             except RequestError as error:
                 raise _of_prompt(error, name, place if count > 1 else None) from None

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxcel.core.events import Delta, Started
+from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.errors import RequestError
 from mlxcel.server.asking import ask
@@ -88,6 +88,8 @@ async def _frames(replies: Replies, events: MessageEvents, request_id: str) -> A
                 frames = events.started(heard.cached_tokens)
             elif isinstance(heard, Delta):
                 frames = events.delta(heard)
+            elif not isinstance(heard, Ended):
+                continue
             elif heard.result.error is not None:
                 raise heard.result.error
             elif heard.result.cause == "cancelled":

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxcel.core.events import Ended
+from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.server.asking import ask
 from mlxcel.server.bodies import read_body
@@ -96,9 +96,11 @@ class _Answer:
         try:
             async for prompt, event in replies.events():
                 choice = choices[prompt][event.choice]
-                if not isinstance(event, Ended):
+                if isinstance(event, Started | Delta):
                     if (piece := choice.take(event, time.monotonic())) is not None:
                         yield data(piece)
+                elif not isinstance(event, Ended):
+                    continue
                 elif event.result.error is not None:
                     raise event.result.error
                 elif event.result.cause == "cancelled":

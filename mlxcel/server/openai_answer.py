@@ -10,7 +10,7 @@ import attrs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxcel.core.events import Delta, Ended, Started
+from mlxcel.core.events import Delta, Ended, Event, Progressed, Started
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.result import RequestResult
 from mlxcel.server.bridge import Replies, hang_up
@@ -117,6 +117,8 @@ class _Told:
                     usage.drawn(len(event.token_ids))
                     if (part := choice.take(event)) is not None:
                         yield chunk([part])
+                elif not isinstance(event, Ended):
+                    continue
                 elif event.result.error is not None:
                     raise event.result.error
                 elif event.result.cause == "cancelled":
@@ -146,24 +148,22 @@ class _Told:
 
 
 class _Progress:
-    """How far the prompts are: what the cache gave when they begin, and all of it with the first token."""
+    """How far the prompts are: from what the cache gave, piece by piece."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = lengths
         self._begun: dict[int, tuple[float, int]] = {}
 
-    def heard(self, prompt: int, event: Started | Delta | Ended) -> dict[str, Any] | None:
-        """`total`, `cache` and `processed` tokens, `time_ms` since the prompt began."""
-        total = self._lengths[prompt]
-        if isinstance(event, Started):
-            if event.choice:
-                return None
-            self._begun[prompt] = (time.monotonic(), event.cached_tokens)
-            processed = event.cached_tokens
-        elif prompt in self._begun and isinstance(event, Delta) and event.token_ids:
-            processed = total
-        else:
+    def heard(self, prompt: int, event: Event) -> dict[str, Any] | None:
+        """`total`, `cache` and `processed` tokens, `time_ms` since the prompt began; of its first choice alone."""
+        if event.choice or not isinstance(event, Started | Progressed):
             return None
-        begun, cached = self._begun[prompt] if isinstance(event, Started) else self._begun.pop(prompt)
-        elapsed = round((time.monotonic() - begun) * 1000, 3)
-        return {"total": total, "cache": cached, "processed": processed, "time_ms": elapsed}
+        if isinstance(event, Started):
+            self._begun[prompt] = (time.monotonic(), event.cached_tokens)
+        begun, cached = self._begun[prompt]
+        return {
+            "total": self._lengths[prompt],
+            "cache": cached,
+            "processed": cached if isinstance(event, Started) else event.processed,
+            "time_ms": round((time.monotonic() - begun) * 1000, 3),
+        }

@@ -29,7 +29,8 @@ async def chat(request: Request) -> Response | EventStream:
     served = state.model
     served.named(body.model)
     asked = conversation(body, allowed=state.settings.allow_request_templates)
-    prepared = await ask(request, body, served, lambda: [asked], name="messages")
+    progress = body.return_progress and body.stream
+    prepared = await ask(request, body, served, lambda: [asked], name="messages", progress=progress)
     return await answer(request, body, CHAT, served, prepared)
 
 

@@ -33,7 +33,8 @@ async def completions(request: Request) -> Response | EventStream:
     def prompts() -> list[AskedPrompt]:
         return openai_prompts(body.prompt, vocab=served.vocab, most=state.settings.max_prompts)
 
-    prepared = await ask(request, body, served, prompts, name="prompt", echo=body.echo)
+    progress = body.return_progress and body.stream
+    prepared = await ask(request, body, served, prompts, name="prompt", echo=body.echo, progress=progress)
     return await answer(request, body, COMPLETION, served, prepared)
 
 

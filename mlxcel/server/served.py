@@ -101,6 +101,7 @@ class ServedModel:
         use_cache: bool = True,
         timeout: float | None = None,
         echo: bool = False,
+        progress: bool = False,
     ) -> Prepared:
         """A request that can run. `timeout` None: the operator's. RequestError for what this model cannot do. Encoding
         a long prompt takes its time: not for the event loop."""
@@ -114,6 +115,7 @@ class ServedModel:
                 lane=lane,
                 timeout=self._settings.timeout if timeout is None else timeout,
                 cache_prompt=use_cache,
+                progress=progress,
                 cache_salt=salt,
                 isolation=isolation,
                 echo=echo,
