@@ -62,7 +62,8 @@ class Request:
 
     `lane` is one of LANES. `timeout` seconds are for all of it, the queue included; 0: no bound. Without `cache_prompt`
     the prompt cache is neither read nor filled. `progress`: the client hears how far its prompt is. `before` is text
-    that stands before the reply of each choice (`echo`). `origin` and `warnings` of the parameters come back in the results.
+    that stands before the reply of each choice (`echo`). `origin` and `warnings` of the parameters come back in the
+    results.
     """
 
     choices: tuple[SequenceSpec, ...]
