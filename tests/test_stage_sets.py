@@ -8,6 +8,7 @@ import pytest
 from engine_rows import opened as open_row
 from engine_rows import pieces, scripted, turn
 from sampling_rows import FEATURE_SETS, Words, chain, flat_logits, no_carry, params, spec, told, traced
+from test_processors import Affine
 from test_sampling_tracing import primitives, random_rows
 
 from mlxcel.core.plan import SamplingArrays
@@ -318,3 +319,16 @@ def test_the_engine_packs_for_what_the_backend_is(compiled, monkeypatch):
     assert (set(sampling.stages) == exact) == (not compiled)
     assert exact <= set(sampling.stages)
     engine.close(row)
+
+
+def test_samplers_whose_draws_are_one_function_are_equal():
+    """What a backend compiled of one serves the other; newlines (S22) and processors are part of the function."""
+    plain, again = ChainSampler(vocab=300), ChainSampler(vocab=300)
+    assert plain == again
+    assert hash(plain) == hash(again)
+    texts, same = (ChainSampler(vocab=300, tokenizer=Words(290, {3: b"\n"})) for _ in range(2))
+    assert texts == same
+    assert texts != plain  # it knows newlines, and which ids are named
+    assert ChainSampler(vocab=301) != plain
+    assert ChainSampler(vocab=300, tokenizer=Words(290, {4: b"\n"})) != texts
+    assert ChainSampler(vocab=300, processors={"own": Affine()}) != plain

@@ -53,6 +53,18 @@ class ChainSampler:
         self._by_name = {stage.name: stage for stage in self._stages}
         self._newlines: np.ndarray | None = None
 
+    def __eq__(self, other: object) -> bool:
+        """Whether `draw` is the same function of its arguments: engines whose samplers are equal share what a backend
+        compiled of it."""
+        if type(other) is not type(self):
+            return NotImplemented
+        if (self._vocab, self._named, self._processors) != (other._vocab, other._named, other._processors):
+            return False
+        return self._tokenizer is other._tokenizer or np.array_equal(self._all_newlines(), other._all_newlines())
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._vocab, self._named))
+
     def open(self, spec: SequenceSpec) -> RowState:
         """RequestError for a sampled row whose seed nobody drew, since its reply could not be reported or repeated, and
         for what a logit stage refuses."""
@@ -178,8 +190,9 @@ class ChainSampler:
 
     def _newline_ids(self, sampling: SamplingArrays) -> np.ndarray | None:
         """bool [V], the ids whose text is newlines only, looked for when a row first uses XTC (spec S22)."""
-        if "xtc" not in sampling.stages:
-            return None
+        return self._all_newlines() if "xtc" in sampling.stages else None
+
+    def _all_newlines(self) -> np.ndarray:
         if self._newlines is None:
             self._newlines = np.zeros(self._vocab, bool)
             if self._tokenizer is not None:
