@@ -15,6 +15,7 @@ from mlxcel.server.fields import Chat, Completion, Detokenize, Tokenize
 from mlxcel.server.json_in import parse_json
 from mlxcel.server.json_out import Json
 from mlxcel.server.settings import ServerSettings
+from mlxcel.server.unknown_fields import MOST_NAMES, UnknownFields
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -254,3 +255,14 @@ def test_a_route_without_sampling_knows_no_sampling_fields() -> None:
     _, error = refusal(Detokenize, {"tokens": [1], "temperature": 1}, strict=True)
     assert (error["code"], error["param"]) == ("unknown_field", "temperature")
     assert refusal(Tokenize, {"content": 1})[1]["param"] == "content"
+
+
+def test_h_o10_a_name_is_logged_once_and_a_hundred_of_them_at_most(caplog: pytest.LogCaptureFixture) -> None:
+    """3.4: one line a name, escaped; every occurrence counts."""
+    fields = UnknownFields()
+    for name in ["foo", "foo", "\x1b[2J\n", *(f"name-{number}" for number in range(200)), "foo"]:
+        fields.ignored(name, "POST /v1/completions")
+    assert fields.count == 204
+    assert len(caplog.messages) == MOST_NAMES
+    assert caplog.messages[0].startswith("POST /v1/completions: the field 'foo' is not known")
+    assert "\\x1b[2J\\n" in caplog.messages[1]

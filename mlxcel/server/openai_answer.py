@@ -52,8 +52,8 @@ async def answer(
         model=served.named(body.model),
         fingerprint=served.fingerprint,
     )
-    replies = Replies(served, prepared)
     reply = _Told(kind, head, served, prepared, body)
+    replies = Replies(served, prepared)
     if body.stream:
         ping = state.settings.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
         return EventStream(reply.frames(replies, record.id), ping, leave=replies.cancel)
