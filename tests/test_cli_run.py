@@ -161,7 +161,7 @@ def test_h_s1_an_interrupt_ends_one_turn_and_keeps_what_was_said(talks: Talks) -
 def test_an_interrupt_with_json_gives_the_object(cli: Cli, echo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wait, waits = ReplyBell.wait, itertools.count()
 
-    def stopped(bell: ReplyBell) -> bool:
+    def stopped(bell: ReplyBell) -> int:
         return STOP if next(waits) == 3 else wait(bell)
 
     monkeypatch.setattr(ReplyBell, "wait", stopped)

@@ -7,19 +7,28 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
+import numpy as np
 import pytest
 from cli_runs import Ran
 from echo_backend import PLUGIN
 from plugin_doubles import Installer
 
+from mlxcel.cli.context import CliContext
 from mlxcel.cli.dialogue import Dialogue
 from mlxcel.cli.main import main
 from mlxcel.cli.repl_input import COMMANDS, Called, parse, setting
-from mlxcel.cli.scheduled_reply import answer
+from mlxcel.cli.scheduled_reply import ReplyBell, answer
+from mlxcel.core.events import Delta, Ended
+from mlxcel.core.outbox import Outbox
 from mlxcel.core.param_table import FIELDS
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.plan import Piece, PrefillPlan, Span, StepReport
+from mlxcel.core.reply import Reply
+from mlxcel.core.request import Request, SequenceSpec
+from mlxcel.core.resolve_sampling import Resolved
 from mlxcel.core.result import RequestResult
 from mlxcel.errors import RequestError, UnsupportedField, UsageError
 
@@ -199,9 +208,9 @@ def test_a_failed_reply_leaves_the_conversation_as_it_was(talk: Talk, monkeypatc
 def test_a_reply_that_is_stopped_before_a_word_is_no_exchange(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     results = iter(("cancelled", "eos"))
 
-    def stopped(scheduler: Any, spec: Any, resolved: Any, bell: Any, output: Any) -> RequestResult:
+    def stopped(scheduler: Any, spec: Any, resolved: Any, bell: Any, output: Any, progress: Any) -> RequestResult:
         cause = next(results)
-        result = answer(scheduler, spec, resolved, bell, None if cause == "cancelled" else output)
+        result = answer(scheduler, spec, resolved, bell, None if cause == "cancelled" else output, progress)
         return attrs.evolve(result, cause=cause, text="") if cause == "cancelled" else result
 
     monkeypatch.setattr("mlxcel.cli.repl.answer", stopped)
@@ -244,6 +253,60 @@ def test_a_model_without_a_template_is_refused(talk: Talk, tmp_path: Path) -> No
 def test_quiet_shows_replies_alone(talk: Talk) -> None:
     ran = talk("hi", "/set temperature 0.5", options=("-q",))
     assert (ran.out, ran.err) == (f"{HI}\n", "")
+
+
+class Told:
+    """A progress that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[Any, ...]] = []
+
+    def start(self, phase: str, total: int | None, unit: str) -> None:
+        self.all.append((phase, total, unit))
+
+    def advance(self, done: int) -> None:
+        self.all.append((done,))
+
+    def finish(self) -> None:
+        self.all.append(())
+
+
+def test_each_prompt_has_its_progress(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    monkeypatch.setattr(CliContext, "progress", lambda context: told)
+    talk("a" * 300, "b", options=("--prefill-chunk", 128))
+    prompts = [place for place, entry in enumerate(told.all) if entry[:1] == ("prefill",)]
+    assert [told.all[place][1:] for place in prompts] == [(319, "tokens"), (657, "tokens")]
+    assert all(() in told.all[place:] for place in prompts)
+
+
+def test_progress_is_what_steps_have_read_and_over_with_the_first_token() -> None:
+    """Told by the engine's reports; a token that comes later than that ends it."""
+    told, bell, outbox = Told(), ReplyBell(), Outbox(1)
+    plan = PrefillPlan(b"", 100, (Span(100, 228, 128), Span(228, 300, 128)), "R2")
+    came: list[Callable[[], object]] = [
+        lambda: bell.step_finished(StepReport(1, (Piece(0, plan, 0),), (), 128, {})),
+        lambda: bell.step_finished(StepReport(2, (Piece(0, plan, 1),), (), 72, {})),
+        lambda: outbox.put(Delta(0, "a", token_ids=(1,))),
+        lambda: outbox.end(Ended(0, cast("Any", "result"))),
+    ]
+
+    class Stepping(ReplyBell):
+        def wait(self) -> int:
+            came.pop(0)()
+            return bell.wait()
+
+        def listen(self, reply: Reply) -> None:
+            bell.listen(reply)
+
+    class Accepting:
+        def submit(self, request: Request) -> Reply:
+            return Reply("r", 1, outbox, lambda: None)
+
+    spec = SequenceSpec("r", np.arange(300, dtype=np.int32), SamplingParams(seed=0))
+    result = answer(cast("Any", Accepting()), spec, Resolved(spec.params, {}), Stepping(), None, told)
+    assert cast("Any", result) == "result"
+    assert told.all == [("prefill", 300, "tokens"), (228,), (300,), (), ()]
 
 
 def test_ids_of_each_reply_where_they_are_asked_for(talk: Talk) -> None:

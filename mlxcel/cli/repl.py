@@ -61,6 +61,8 @@ class Repl:
         self._strict, self._printing, self._dialogue, self._clock = strict, printing, dialogue, clock
         self._set: dict[str, Any] = {}
         self._turns = 0
+        self._bell = ReplyBell()
+        serving.model.observers.add(self._bell)
 
     def loop(self) -> int:
         """The exit code. Raises what is wrong with the values that the program was started with."""
@@ -153,10 +155,9 @@ class Repl:
     def _answer(self, before: list[Message]) -> None:
         """Answer the last message. What fails, or is stopped before a word was said, leaves the conversation as it was
         `before`."""
-        bell = ReplyBell()
         try:
-            with interrupts_to(bell.stop, leave_at_second=False):
-                result = self._reply(bell)
+            with interrupts_to(self._bell.stop, leave_at_second=False):
+                result = self._reply()
         except ContextTooLong as error:
             error.hint = "/undo drops the last exchange, /clear begins anew"
             self._dialogue.messages = before
@@ -170,13 +171,14 @@ class Repl:
         else:
             self._dialogue.answer(result.text)
 
-    def _reply(self, bell: ReplyBell) -> RequestResult:
-        model, printing = self._serving.model, self._printing
+    def _reply(self) -> RequestResult:
+        model, printing, progress = self._serving.model, self._printing, self._context.progress()
         resolved = resolve(self._all_layers(), strict=self._strict)
         self._turns += 1
         spec = make_spec(PromptInput(self._dialogue.messages), model, resolved, f"run-{self._turns}")
         output = printing.output(spec)
-        result = answer(self._serving.scheduler, spec, resolved, bell, output if printing.streams else None)
+        listening = output if printing.streams else None
+        result = answer(self._serving.scheduler, spec, resolved, self._bell, listening, progress)
         print_end(self._context, model, result, printing, output)
         return result
 

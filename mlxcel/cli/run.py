@@ -124,8 +124,10 @@ def _one_turn(
     spec = make_spec(asked, model, resolved, "run")
     log_settings(context.config.origins, attrs.evolve(resolved, params=spec.params), model)
     output, bell = printing.output(spec), ReplyBell()
+    model.observers.add(bell)
     with interrupts_to(bell.stop, leave_at_second=True):
-        result = answer(serving.scheduler, spec, resolved, bell, output if printing.streams else None)
+        listening = output if printing.streams else None
+        result = answer(serving.scheduler, spec, resolved, bell, listening, context.progress())
         return print_end(context, model, result, printing, output)
 
 
