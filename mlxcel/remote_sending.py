@@ -134,14 +134,12 @@ class Sending:
         """Hand on what a chunk says. The finish of the last choice is given back: facts of the whole come behind it."""
         held = None
         for choice in chunk["choices"]:
-            index, delta = choice["index"], choice.get("delta") or choice
-            text, reasoning = (
-                delta.get(name) or "" for name in ("content" if "delta" in choice else "text", _REASONING)
-            )
+            index, chat = choice["index"], "delta" in choice
+            delta = choice["delta"] if chat else choice
+            text, reasoning = delta.get("content" if chat else "text") or "", delta.get("reasoning_content") or ""
             ids = tuple(choice.get("token_ids") or ())
-            scores = tuple(
-                entry for entry in scored((choice.get("logprobs") or {}).get("by_id") or []) if entry is not None
-            )
+            by_id = (choice.get("logprobs") or {}).get("by_id") or []
+            scores = tuple(entry for entry in scored(by_id) if entry is not None)
             if text or reasoning or ids or scores:
                 self._put(Piece(index, text, reasoning, ids, scores))
             self._facts(choice)
@@ -175,6 +173,3 @@ class Sending:
             except Exception as error:  # nobody reads any more
                 log.debug("a request's reader is gone", exc_info=error)
                 self.cancel()
-
-
-_REASONING: Final = "reasoning_content"
