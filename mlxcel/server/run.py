@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -158,7 +159,11 @@ def _config(sock: socket.socket) -> hypercorn.config.Config:
 
 @contextmanager
 def _signals(signalled: asyncio.Event) -> Iterator[None]:
-    """The first signal sets the event, the second ends the process. One that a parent has ignored stays so."""
+    """The first signal sets the event, the second ends the process. One that a parent has ignored stays so, and outside
+    the main thread none is heard."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     numbers = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
