@@ -208,6 +208,44 @@ def test_h_h5_an_echo_is_scored_as_a_direct_forward_scores_it(server: ScriptServ
     assert all(one is None or one >= own for one, own in zip(best, direct, strict=True))
 
 
+@pytest.mark.parametrize("as_text", [False, True])
+def test_h_h5_likelihoods_of_a_task_are_those_of_a_direct_forward(
+    server: ScriptServer, llm: LLM, as_text: bool
+) -> None:
+    """H-H5: twenty lines in one request, read as lm-eval's `local-completions` reads them: one token is drawn behind
+    the prompt and left out; a continuation's score is the sum over its tokens, greedy where each was the best."""
+    lines = [(f"the word {number} of", f" the in{number}") for number in range(20)]
+    contexts = [llm.tokenize(context) for context, _ in lines]
+    wholes = [
+        [*ids, *llm.tokenize(more, add_special_tokens=False)] for ids, (_, more) in zip(contexts, lines, strict=True)
+    ]
+    prompts = [llm.detokenize(ids) for ids in wholes] if as_text else wholes
+    asked = {
+        "model": "tiny",
+        "prompt": prompts,
+        "temperature": 0,
+        "max_tokens": 1,
+        "logprobs": 1,
+        "seed": 1,
+        "echo": True,
+    }
+    choices = sorted(server.ok(TEXT, asked)["choices"], key=lambda choice: choice["index"])
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in wholes], params)
+    assert len(choices) == len(outputs) == 20
+    for choice, context, output in zip(choices, contexts, outputs, strict=True):
+        values = choice["logprobs"]["token_logprobs"][len(context) : -1]
+        best = choice["logprobs"]["top_logprobs"][len(context) : -1]
+        greedy = all(value == max(top.values()) for value, top in zip(values, best, strict=True))
+        direct = [
+            (each[token].logprob, max(one.logprob for one in each.values()))
+            for token, each in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+            if each is not None
+        ][len(context) - 1 :]
+        assert sum(values) == sum(value for value, _ in direct)
+        assert greedy == all(value == top for value, top in direct)
+
+
 def test_prompt_logprobs_are_told_on_both_routes(server: ScriptServer, llm: LLM) -> None:
     (output,) = llm.generate("in the", SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=2))
     asked = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 2}
