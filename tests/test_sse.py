@@ -157,21 +157,31 @@ def test_pings_can_be_off(ping: float) -> None:
 
 
 def test_a_client_that_leaves_is_told_at_once_and_the_frames_are_closed() -> None:
+    """Nothing more is sent, no comment either, until the frames have ended by themselves."""
+
     async def main() -> None:
-        wire, left, closed = Wire(), asyncio.Event(), []
+        wire, time, left, closed = Wire(), Time(), asyncio.Event(), []
 
         async def frames() -> AsyncGenerator[bytes, None]:
             try:
                 yield b"a"
                 await left.wait()  # as replies do, which end by themselves once they are cancelled
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                yield b"b"
             finally:
                 closed.append(True)
 
-        task = asyncio.create_task(EventStream(frames(), 15, leave=left.set)({}, wire.receive, wire.send))
+        stream = EventStream(frames(), 15, leave=left.set, clock=time.clock, sleep=time.sleep)
+        task = asyncio.create_task(stream({}, wire.receive, wire.send))
         while not wire.bodies:
             await asyncio.sleep(0)
         wire.gone.set()
+        await left.wait()
+        sent = list(wire.bodies)
         await task
+        assert wire.bodies == sent
+        assert b"b" not in sent
         assert closed == [True]
 
     run(main())

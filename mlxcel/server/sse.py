@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -39,8 +39,8 @@ class EventStream:
     """A reply of frames, each sent as it comes. The status and the headers leave before the first one.
 
     While none comes, `idle` is sent every `ping` seconds; never with a `ping` of 0 or less. Once the client is gone
-    `leave` is called; the frames end by themselves then, and are closed whatever happens. `clock` and `sleep` are the
-    time that pings go by.
+    `leave` is called and nothing more is sent; the frames end by themselves then, and are closed whatever happens.
+    `clock` and `sleep` are the time that pings go by.
     """
 
     def __init__(
@@ -50,20 +50,19 @@ class EventStream:
         *,
         leave: Callable[[], None],
         idle: bytes = KEEP_ALIVE,
-        headers: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._frames, self._ping, self._leave, self._idle = frames, ping, leave, idle
-        self._headers = tuple((name.lower().encode(), value.encode()) for name, value in (headers or {}).items())
         self._clock, self._sleep = clock, sleep
         self._sent = 0.0
+        self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with hang_up(receive, self._leave):
+        async with hang_up(receive, self._left):
             pinging: asyncio.Task[None] | None = None
             try:
-                await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._headers]})
+                await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
                 await self._send(send, b"")  # a server keeps the headers back until there is a body
                 if self._ping > 0:
                     pinging = asyncio.create_task(self._keep_alive(send))
@@ -77,12 +76,18 @@ class EventStream:
                 await self._frames.aclose()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    def _left(self) -> None:
+        self._gone = True
+        self._leave()
+
     async def _send(self, send: Send, body: bytes) -> None:
+        if self._gone:
+            return
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._sent = self._clock()
 
     async def _keep_alive(self, send: Send) -> None:
-        while True:
+        while not self._gone:
             wait = self._sent + self._ping - self._clock()
             if wait > 0:
                 await self._sleep(wait)
