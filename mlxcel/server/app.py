@@ -66,9 +66,11 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         model.start(app.router.routes)
-        yield
-        state.drain()
-        await model.stop()
+        try:
+            yield
+        finally:
+            state.drain()
+            await model.stop()
 
     app = Starlette(
         routes=built_in_routes(),

@@ -1,4 +1,4 @@
-"""No body is read beyond `--max-body-size` (docs/spec/clients.md 3.5)."""
+"""No header block and no body is taken beyond its bound (docs/spec/clients.md 3.5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxcel.server.errors import error_response, shape_of
-from mlxcel.server.refusals import BodyTooLarge
+from mlxcel.server.refusals import BodyTooLarge, HeadersTooLarge, Refusal
+
+HEADERS: Final = 16 << 10
+"""Bytes of names and values."""
 
 DRAINED: Final = 4
 """Times the limit that is read and dropped before the refusal: a client that is still sending would not see it."""
@@ -24,11 +27,13 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADERS:
+            await self._refuse(HeadersTooLarge(HEADERS), scope, receive, send)
+            return
         stated = Headers(scope=scope).get("content-length", "")
         if stated.isdecimal() and int(stated[:20]) > self._limit:
             await self._drop(receive)
-            response = error_response(BodyTooLarge(self._limit), shape_of(scope["path"]), scope["state"]["request_id"])
-            await response(scope, receive, send)
+            await self._refuse(BodyTooLarge(self._limit), scope, receive, send)
             return
         read = 0
 
@@ -43,6 +48,9 @@ class BodyLimit:
             return message
 
         await self._app(scope, counted, send)
+
+    async def _refuse(self, error: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        await error_response(error, shape_of(scope["path"]), scope["state"]["request_id"])(scope, receive, send)
 
     async def _drop(self, receive: Receive) -> None:
         dropped = 0

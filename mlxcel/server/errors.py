@@ -59,6 +59,7 @@ OPENAI_TYPES: Final[Mapping[int, str]] = {
     405: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    431: "invalid_request_error",
     500: "server_error",
     501: "not_supported_error",
     503: "server_busy",

@@ -55,6 +55,9 @@ class LiveRequests:
         self._answered.set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def __len__(self) -> int:
+        return len(self._live)
+
     # --- on the event loop --------------------------------------------------------------------------------------------
 
     def add(self, record: RequestRecord) -> None:

@@ -85,6 +85,15 @@ class BodyTooLarge(Refusal):
         )
 
 
+class HeadersTooLarge(Refusal):
+    """More bytes of headers than are taken."""
+
+    status, code = 431, "headers_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the headers have more than {limit} bytes", hint="send fewer, or shorter ones", limit=limit)
+
+
 class UnsupportedMediaType(Refusal):
     """A body of another kind than JSON."""
 

@@ -18,16 +18,16 @@ import hypercorn.config
 from starlette.applications import Starlette
 
 from mlxcel.errors import MlxcelError, UsageError
+from mlxcel.server.body_limit import HEADERS
 from mlxcel.server.settings import ServerSettings
 from mlxcel.server.state import ServerState
 
 log = logging.getLogger("mlxcel.server")
 
 BACKLOG: Final = 512
-HEADERS: Final = 16 << 10
-"""Bytes of a header block; more is 431."""
+KEEP_ALIVE: Final = 5.0
+"""Seconds without a request until a connection is closed. hypercorn holds one that its client closed as long, too."""
 
-KEEP_ALIVE: Final = 60.0
 CLOSING: Final = 5.0
 """Seconds that connections get to close once every reply is out."""
 
@@ -105,13 +105,19 @@ async def _serve(app: Starlette, state: ServerState, sock: socket.socket, ready:
     signalled = asyncio.Event()
     with _signals(signalled):
         announcing = asyncio.create_task(_announce(state, ready))
-        try:
-            await hypercorn.asyncio.serve(
+        serving = asyncio.create_task(
+            hypercorn.asyncio.serve(
                 app,  # type: ignore[arg-type]
                 _config(sock),
-                shutdown_trigger=lambda: _end(state, signalled),
+                shutdown_trigger=lambda: _end(state, signalled, lambda: loop.call_later(2 * CLOSING, serving.cancel)),
                 mode="asgi",
             )
+        )
+        loop = asyncio.get_running_loop()
+        try:
+            await serving
+        except asyncio.CancelledError:
+            log.warning("connections that nobody reads were left behind")
         finally:
             announcing.cancel()
 
@@ -122,14 +128,16 @@ async def _announce(state: ServerState, ready: Callable[[], None]) -> None:
         ready()
 
 
-async def _end(state: ServerState, signalled: asyncio.Event) -> None:
-    """Wait for the reason to end, then for what still runs."""
+async def _end(state: ServerState, signalled: asyncio.Event, last: Callable[[], object]) -> None:
+    """Wait for the reason to end, then for what still runs. `last` is called when connections should close by
+    themselves."""
     reasons = [asyncio.create_task(signalled.wait()), asyncio.create_task(state.over.wait())]
     await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
     for task in reasons:
         task.cancel()
     if signalled.is_set():
         await _drain(state)
+    last()
 
 
 async def _drain(state: ServerState) -> None:
