@@ -179,6 +179,22 @@ IDLE = {
 }  # fmt: skip
 
 
+def test_only_prompts_and_contents_may_be_long() -> None:
+    """3.5: any other string is 64 KiB at most, wherever it stands."""
+    long = "x" * 70_000
+    client, _ = reading(Chat)
+    parts = [{"type": "text", "text": long}]
+    taken = [{"role": "user", "content": long}, {"role": "user", "content": parts}]
+    assert client.post("/read", json={"messages": taken}).status_code == 200
+    for body, path in [
+        ({"messages": [*MESSAGES, {"role": long, "content": "a"}]}, "messages[1].role"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"a": [long]}}, "chat_template_kwargs.a[0]"),
+        ({"messages": MESSAGES, long: 1}, None),
+    ]:
+        status, error = refusal(Chat, body)
+        assert (status, error["param"]) == (400, path)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_h_o10_known_fields_without_effect_are_accepted(strict: bool) -> None:
     client, state = reading(Chat, strict)

@@ -25,7 +25,8 @@ JSON: Final = "application/json"
 MOST_TEXT: Final = 64 << 10
 """Bytes of one string that is neither a prompt nor the content of a message."""
 
-LONG_TEXTS: Final = frozenset({"prompt", "content", "text", "messages", "system"})
+LONG_TEXTS: Final = frozenset({"prompt", "content", "text", "system"})
+"""Names, at any depth, of what the body may hold as much of as it likes."""
 
 _PLACE: Final = re.compile(r"(?s)(.*) - at `\$(.*)`")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]")
@@ -86,8 +87,8 @@ class _Reader:
         return self._kind(**values, sampling=sampling)
 
     def _field(self, name: str, value: Any, values: dict[str, Any], sampling: dict[str, Any]) -> None:
-        if self._long and name not in LONG_TEXTS:
-            _refuse_long(value, name)
+        if self._long:
+            _refuse_long({name: value}, "")
         if name in self._types:
             if value is not None:
                 field = self._types[name]
@@ -171,5 +172,9 @@ def _refuse_long(value: Any, path: str) -> None:
     elif isinstance(value, Mapping):
         for key, each in value.items():
             if len(key) > MOST_TEXT:
-                raise RequestError(f"{path} has a name of {len(key)} characters, at most {MOST_TEXT}", field=path)
-            _refuse_long(each, inside(path, key))
+                where = path or "the body"
+                raise RequestError(
+                    f"{where} has a name of {len(key)} characters, at most {MOST_TEXT}", field=path or None
+                )
+            if key not in LONG_TEXTS:
+                _refuse_long(each, inside(path, key))
