@@ -80,10 +80,14 @@ class ScriptServer:
         assert (end, rest) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events if not event.startswith(":")]
 
-    def raw(self, path: str, body: Any) -> socket.socket:
-        """A connection on which a request was sent."""
+    def raw(self, path: str, body: Any, *, buffer: int | None = None) -> socket.socket:
+        """A connection on which a request was sent. `buffer` bytes wait on this side, if it is said."""
         sent = json.dumps(body).encode()
-        made = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        made = socket.socket()
+        made.settimeout(30)
+        if buffer is not None:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        made.connect(("127.0.0.1", self.port))
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}\r\n\r\n"
         )

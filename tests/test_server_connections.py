@@ -99,6 +99,18 @@ def test_a_fault_in_mid_stream_is_an_event_and_no_end(server: ScriptServer) -> N
     assert server.ok(TEXT, {"prompt": "<<ok>>"})["choices"][0]["text"] == "ok"
 
 
+def test_a_client_that_does_not_read_holds_nothing_up(server: ScriptServer) -> None:
+    """3.6: the row ends and frees its pages, others are served, and whoever reads late reads all of it."""
+    body = {"prompt": "<<" + "a" * 900 + ">>", "stream": True}
+    with server.raw(TEXT, body, buffer=4096) as connection:
+        until(lambda: server.post(TEXT, {"prompt": "<<ok>>"})[0] == 200 and server.idle())
+        read = read_until(connection, b"data: [DONE]\n\n")
+    events = [line[6:] for line in read.splitlines() if line.startswith(b"data: {")]
+    chunks = [json.loads(event) for event in events]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a" * 900
+    assert chunks[-1]["choices"][0]["finish_cause"] == "eos"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
 def test_h_k3_a_client_that_hangs_up_ends_its_row(server: ScriptServer, phase: str, stream: bool) -> None:
