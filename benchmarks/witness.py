@@ -18,6 +18,9 @@ from mlxcel.plugins.sampling.scoring import SCORING
 class WitnessSampler(ChainSampler):
     """The chain, which gives all V logits of each draw back as its listed log-probabilities."""
 
+    def pack(self, *rows: Any, **how: Any) -> SamplingArrays:
+        return attrs.evolve(super().pack(*rows, **how), unread=frozenset())
+
     def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         drawn = super().draw(xp, logits, sampling, carry)
         return drawn if sampling.stages == SCORING else drawn._replace(top_logprobs=logits)

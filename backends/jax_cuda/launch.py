@@ -16,6 +16,11 @@ NOWHERE = -1
 """The position of a padding token: it is written to no page and read by nobody."""
 
 
+ALIGNED = 64
+"""Each part of a host buffer begins at a multiple of so many words: XLA hands a kernel such a part where it lies, and a
+kernel takes nothing that is not aligned to 256 bytes."""
+
+
 class Fields(NamedTuple):
     """What a forward knows of its rows. A padding row has seq_len 0, and a slot behind the last."""
 
@@ -64,13 +69,14 @@ class Shape:
     @property
     def size(self) -> int:
         """Words of the host buffer."""
-        return sum(math.prod(size) for size in self.fields.values())
+        return sum(_aligned(math.prod(size)) for size in self.fields.values())
 
     def padding(self, slots: int) -> np.ndarray:
         """A buffer without a real row."""
-        fills = {"positions": NOWHERE, "slots": slots, "state_writes": 1, "page_tables": -1}
-        parts = [np.full(size, fills.get(name, 0), np.int32) for name, size in self.fields.items()]
-        return np.concatenate([part.reshape(-1) for part in parts])
+        buffer = np.zeros(self.size, np.int32)
+        parts = self.cut(buffer)
+        parts.positions[:], parts.slots[:], parts.state_writes[:], parts.page_tables[:] = NOWHERE, slots, 1, -1
+        return buffer
 
     def cut(self, buffer: Any) -> Fields:
         """A buffer's parts: views of one of NumPy's, or traced."""
@@ -78,8 +84,12 @@ class Shape:
         for size in self.fields.values():
             length = math.prod(size)
             parts.append(buffer[start : start + length].reshape(size))
-            start += length
+            start += _aligned(length)
         return Fields(*parts)
+
+
+def _aligned(words: int) -> int:
+    return -(-words // ALIGNED) * ALIGNED
 
 
 @attrs.frozen(eq=False)
