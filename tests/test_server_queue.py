@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ import pytest
 from asked_app import asked
 from plugin_doubles import HEADER
 from script_plugin import GATE
-from script_server import running
+from script_server import plugins, running
 from starlette.testclient import TestClient
 from tiny_checkpoint import write_tiny_llama
 
@@ -27,6 +28,7 @@ from mlxcel.server.app import create_app
 from mlxcel.server.body_limit import HEADERS
 from mlxcel.server.run import listen, run, url
 from mlxcel.server.settings import ServerSettings
+from mlxcel.testing.byte_tokenizer import ByteTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +162,46 @@ def test_a_body_that_is_too_large_is_answered_over_a_connection(address: tuple[s
     reply = exchange(address, head.encode() + body)
     assert reply.startswith(b"HTTP/1.1 413 ")
     assert json.loads(reply.split(b"\r\n\r\n", 1)[1])["error"]["code"] == "body_too_large"
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_that_reads_nothing_cannot_hold_up_the_end(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """3.11: sockets are closed, whatever is still unsent."""
+    monkeypatch.setattr("mlxcel.server.run.CLOSING", 0.05)
+    config = EngineConfig.resolve({"model": str(model), "backend": "script"}, environ={})
+    settings, loops, ready = ServerSettings(port=0), [], threading.Event()
+
+    def load() -> Any:
+        manager = plugins(scripted=True)
+        return serve(config, manager, NoProgress(), max_queue_depth=4, tokenizer=ByteTokenizer())
+
+    def is_ready() -> None:
+        loops.append(asyncio.get_running_loop())
+        ready.set()
+
+    app = create_app(settings, load, config=config)
+    sock = listen(settings)
+    address = sock.getsockname()
+    thread = threading.Thread(target=lambda: run(app, sock, ready=is_ready))
+    thread.start()
+    assert ready.wait(30)
+    state = app.state.server
+    body = json.dumps({"prompt": f"<<{'a' * 1000}>>", "n": 16, "logprobs": 10, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(address)
+        connection.sendall(head.encode() + body)
+        while state.served.serving.scheduler.stats().request_finished_total.total() < 16:
+            threading.Event().wait(0.01)
+        loops[0].call_soon_threadsafe(state.over.set)
+        thread.join(30)
+        assert not thread.is_alive()
+    gc.collect()  # what was left behind is found now
+    assert "left behind" in caplog.text
+    assert not state.served.serving.scheduler.healthy
 
 
 # --- routes of plugins ------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
-    app.state.server = state
+    app.state.server, app.state.model = state, model
     return app
 
 

@@ -25,10 +25,12 @@ from mlxcel.server.state import ServerState
 log = logging.getLogger("mlxcel.server")
 
 BACKLOG: Final = 512
+HTTP_LOG: Final = "mlxcel.server.http"
 KEEP_ALIVE: Final = 5.0
 """Seconds without a request until a connection is closed. hypercorn holds one that its client closed as long, too."""
 
-CLOSING: Final = 5.0
+CANCELLATIONS: Final = 5
+CLOSING: Final = 3.0
 """Seconds that connections get to close once every reply is out."""
 
 
@@ -102,24 +104,46 @@ def run(app: Starlette, sock: socket.socket, *, ready: Callable[[], None]) -> No
 
 
 async def _serve(app: Starlette, state: ServerState, sock: socket.socket, ready: Callable[[], None]) -> None:
-    signalled = asyncio.Event()
+    signalled, cut = asyncio.Event(), False
+    loop = asyncio.get_running_loop()
+
+    def cut_off() -> None:
+        """hypercorn waits for clients that read nothing: it is left, and what it says of that is of no use."""
+        nonlocal cut
+        cut = True
+        logging.getLogger(HTTP_LOG).disabled = True
+        loop.set_exception_handler(lambda loop, context: None)
+        serving.cancel()
+
     with _signals(signalled):
         announcing = asyncio.create_task(_announce(state, ready))
         serving = asyncio.create_task(
             hypercorn.asyncio.serve(
                 app,  # type: ignore[arg-type]
                 _config(sock),
-                shutdown_trigger=lambda: _end(state, signalled, lambda: loop.call_later(2 * CLOSING, serving.cancel)),
+                shutdown_trigger=lambda: _end(state, signalled, lambda: loop.call_later(2 * CLOSING, cut_off)),
                 mode="asgi",
             )
         )
-        loop = asyncio.get_running_loop()
         try:
             await serving
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, Exception):
+            if not cut:
+                raise
             log.warning("connections that nobody reads were left behind")
+            await app.state.model.stop()
+            await _cancel_others()
         finally:
             announcing.cancel()
+
+
+async def _cancel_others() -> None:
+    """Tasks of hypercorn's that wait for a client catch a cancellation, and then wait for it once more."""
+    for _ in range(CANCELLATIONS):
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=0.1)
 
 
 async def _announce(state: ServerState, ready: Callable[[], None]) -> None:
@@ -155,7 +179,7 @@ def _config(sock: socket.socket) -> hypercorn.config.Config:
     config = hypercorn.config.Config()
     config.bind = [f"fd://{sock.detach()}"]
     config.backlog = BACKLOG
-    config.errorlog = logging.getLogger("mlxcel.server.http")
+    config.errorlog = logging.getLogger(HTTP_LOG)
     config.accesslog = None
     config.include_server_header = False
     config.h11_max_incomplete_size = HEADERS
