@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mlxcel.core.backend import BackendCaps, DeviceMemory, Level
+from mlxcel.core.backend import BackendCaps, Compilations, DeviceMemory, Level
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import ModelFamily
 from mlxcel.core.kv import KVLayout, ceil_block
@@ -152,6 +152,10 @@ class JaxBackend:
     def compilations_after_ready(self) -> int:
         """Programs that were compiled since `warm_up`, in the whole process."""
         return compilations().count - self._ready
+
+    @property
+    def compilations(self) -> Compilations:
+        return Compilations(self._ready, self.compilations_after_ready)
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
         """A slot's ring is masked by its row's length, and its state begins as zeros at position 0."""
