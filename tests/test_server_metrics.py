@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -270,6 +271,10 @@ def test_odd_bytes_everywhere_do_no_harm(client: TestClient, lines: list[str]) -
 def test_h_k14_every_request_ends_once(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     """3.13 test 16: finished, failed, refused and left, over real connections: as many ends as beginnings, in the lines
     and in the metrics."""
+
+    def said() -> list[str]:
+        return [record.message for record in caplog.records if record.name == "mlxcel.access"]
+
     draw = random.Random(16)
     kinds = [draw.choice(["finished", "failed", "refused", "left", "streamed"]) for _ in range(120)]
     with caplog.at_level("INFO", "mlxcel.access"), running(model, max_num_seqs=2) as server:
@@ -284,6 +289,8 @@ def test_h_k14_every_request_ends_once(model: Path, caplog: pytest.LogCaptureFix
             else:
                 status, _, _ = server.post("/v1/completions", body)
                 assert status == {"finished": 200, "failed": 500, "refused": 400}[kind]
+        while len(said()) < len(kinds):  # who left may not have been heard yet
+            threading.Event().wait(0.01)
         assert server.idle()
         counters = server.serving.stats()["scheduler"]
         ends = counters["request_finished_total"]
@@ -292,7 +299,7 @@ def test_h_k14_every_request_ends_once(model: Path, caplog: pytest.LogCaptureFix
             True,
             kinds.count("failed"),
         )
-    lines = [record.message for record in caplog.records if record.name == "mlxcel.access"]
+        lines = said()
     assert len(lines) == len(kinds)
     assert len({line.split(" ")[1] for line in lines}) == len(kinds)
     routes = Counter(re.findall(r"status=(\d+)", "\n".join(lines)))
