@@ -66,8 +66,8 @@ class Served:
 
 
 @contextmanager
-def serving(model: Path, *arguments: str) -> Iterator[Served]:
-    command = [sys.executable, "-m", "mlxcel", "serve", str(model), "--port", "0", "--backend", "reference-numpy"]
+def serving(model: Path, *arguments: str, program: tuple[str, str] = ("-m", "mlxcel")) -> Iterator[Served]:
+    command = [sys.executable, *program, "serve", str(model), "--port", "0", "--backend", "reference-numpy"]
     environ = {**os.environ, "MLXCEL_PLUGINS": ""}
     process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, env=environ)
     assert process.stderr is not None
@@ -267,6 +267,70 @@ def test_h_k11_a_second_signal_ends_at_once(model: Path, number: signal.Signals,
             pass
         server.process.send_signal(number)
         assert server.process.wait(30) == code
+
+
+KEPT = {"prompt": "abcdefgh" * 25, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
+KILLED_WHILE_IT_WRITES = """
+import os, sys
+from mlxcel.cli.main import main
+os.fsync = lambda file: os.kill(os.getpid(), 9)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def answered(server: Served) -> tuple[str, int]:
+    """What is said to KEPT, and how many tokens of it were kept from before."""
+    reply = json.loads(server.ask("/v1/completions", KEPT).read())
+    return reply["choices"][0]["text"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_h_k11_a_server_that_is_killed_leaves_the_file_of_kept_prompts_whole(model: Path, tmp_path: Path) -> None:
+    """3.11: what the end of an earlier one wrote is there for the next, byte for byte."""
+    file = tmp_path / "kept"
+    options = ("--prompt-cache-file", str(file))
+    with serving(model, *options) as server:
+        text, cached = answered(server)
+        server.process.send_signal(signal.SIGTERM)
+    assert (server.process.returncode, cached) == (0, 0)
+    written = file.read_bytes()
+    with serving(model, *options) as server:
+        again, cached = answered(server)
+        assert (again, cached > 100) == (text, True)
+        stream = server.ask("/v1/completions", ENDLESS)
+        first_chunk(stream)
+        server.process.kill()
+    assert server.process.returncode == -signal.SIGKILL
+    assert file.read_bytes() == written
+    with serving(model, *options) as server:
+        again, cached = answered(server)
+        assert (again, cached > 100) == (text, True)
+        server.process.send_signal(signal.SIGTERM)
+    assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_h_k11_a_server_that_is_killed_while_it_writes_prompts_is_as_if_it_had_not(
+    model: Path, tmp_path: Path, earlier: bool
+) -> None:
+    """3.11: the next one reads the file of before, or none; and writes its own."""
+    file = tmp_path / "kept"
+    options = ("--prompt-cache-file", str(file))
+    if earlier:
+        with serving(model, *options) as server:
+            answered(server)
+            server.process.send_signal(signal.SIGTERM)
+    written = file.read_bytes() if earlier else None
+    with serving(model, *options, program=("-c", KILLED_WHILE_IT_WRITES)) as server:
+        text, _ = answered(server)
+        server.process.send_signal(signal.SIGTERM)
+    assert server.process.returncode == -signal.SIGKILL
+    assert (file.read_bytes() if earlier else file.exists()) == (written if earlier else False)
+    with serving(model, *options) as server:
+        again, cached = answered(server)
+        server.process.send_signal(signal.SIGTERM)
+    assert (again, cached > 100) == (text, earlier)
+    assert (server.process.returncode, [line for line in server.lines if "warning" in line]) == (0, [])
+    assert file.exists()
 
 
 def test_an_engine_that_is_gone_ends_the_server(model: Path) -> None:
