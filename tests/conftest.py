@@ -6,9 +6,10 @@ import os
 import site
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -152,3 +153,31 @@ def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
     return house
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser for the chat page. The test is skipped where there is none."""
+    from page_browser import launched
+
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page_server() -> Iterator[Any]:
+    """A server of the chat page whose answers the test writes."""
+    from page_server import PageServer
+
+    server = PageServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def visits(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """See `page_browser.visited`."""
+    from page_browser import visited
+
+    with visited(chromium) as visit:
+        yield visit

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -14,7 +15,7 @@ import pytest
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="the chat page's tests need playwright (pip install playwright)"
 )
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect, sync_playwright  # noqa: E402
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 CLOCK = "window.pageNow = 0; performance.now = () => window.pageNow;"
@@ -118,3 +119,37 @@ def visiting(browser: Browser, *, width: int = 1280, height: int = 800, dark: bo
         yield context
     finally:
         context.close()
+
+
+HEARD = "Failed to load resource"
+"""How the console reports a status above 399; it is no fault of the page."""
+
+
+@contextmanager
+def visited(browser: Browser) -> Iterator[Callable[..., Visit]]:
+    """Each call is another profile; whatever a test does, the page asks nobody but its own server, and no error of its
+    own reaches the console."""
+    with ExitStack() as stack:
+        made: list[Visit] = []
+
+        def visit(server: Any, *, clock: bool = False, width: int = 1280, dark: bool = False) -> Visit:
+            context = stack.enter_context(visiting(browser, width=width, dark=dark))
+            made.append(Visit(context.new_page()))
+            return made[-1].open(server.url, clock=clock)
+
+        yield visit
+        for it in made:
+            origins = {url.split("/")[2] for url in it.requests if not url.startswith(("data:", "blob:"))}
+            assert len(origins) == 1
+            assert origins.pop().startswith("127.0.0.1:")
+            assert [text for text in it.complaints if not text.startswith(HEARD)] == []
+
+
+def ready(visit: Visit) -> Visit:
+    expect(visit.state).to_have_text("Ready")
+    expect(visit.input).to_be_enabled()
+    return visit
+
+
+def words(visit: Visit) -> list[str]:
+    return visit.figures.all_inner_texts()

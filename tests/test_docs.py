@@ -13,7 +13,9 @@ from mlxcel.cli.reference import filled
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize(("name", "holds"), [("cli", "--ctx-size"), ("sampling", "stop_sequences"), ("server", "--max-body-size")])
+@pytest.mark.parametrize(
+    ("name", "holds"), [("cli", "--ctx-size"), ("sampling", "stop_sequences"), ("server", "--max-body-size")]
+)
 def test_tables_are_current(name: str, holds: str) -> None:
     page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     assert page.count("<!-- table:") == page.count("<!-- end -->") == 2
