@@ -1,4 +1,4 @@
-"""Everything that clients were seen to do wrong, in one run against one server, and then a good request (case H-P12)."""
+"""What clients were seen to do wrong, all in one run against one server, and then a good request (case H-P12)."""
 
 from __future__ import annotations
 
