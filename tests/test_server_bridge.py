@@ -76,6 +76,28 @@ def test_prompts_are_submitted_as_earlier_ones_end() -> None:
     run(main)
 
 
+def test_a_reply_that_ends_while_its_events_are_being_sent_has_ended() -> None:
+    """3.6: a client that reads slowly holds the reader up in the middle of it, wherever that is."""
+
+    async def main() -> None:
+        for held_up_at in (Started, Delta, Ended):
+            served = Served(room=1)
+            replies, heard = Replies(served, ["a"]), []  # type: ignore[arg-type, list-item]
+            served.boxes["a"].put(Started(0))
+            async for _, event in replies.events():
+                heard.append(type(event))
+                if heard == [Started]:
+                    served.boxes["a"].put(Delta(0, "x"))
+                elif heard == [Started, Delta]:
+                    served.end("a")
+                if isinstance(event, held_up_at):
+                    for _ in range(3):
+                        await asyncio.sleep(0)
+            assert heard == [Started, Delta, Ended]
+
+    run(main)
+
+
 def test_the_first_refusal_is_raised_and_nothing_runs() -> None:
     async def main() -> None:
         served = Served(room=0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel.server.sse import DONE, KEEP_ALIVE, EventStream, data, event
+from mlxcel.server.sse import BURST, DONE, KEEP_ALIVE, EventStream, data, event
 
 
 class Time:
@@ -183,6 +183,25 @@ def test_a_client_that_leaves_is_told_at_once_and_the_frames_are_closed() -> Non
         assert wire.bodies == sent
         assert b"b" not in sent
         assert closed == [True]
+
+    run(main())
+
+
+def test_a_client_that_leaves_in_a_burst_gets_no_more_than_its_rest() -> None:
+    """3.6: nor does it get an end, where frames are there without waiting and sending does not wait either."""
+
+    async def main() -> None:
+        wire = Wire()
+
+        async def frames() -> AsyncGenerator[bytes, None]:
+            for number in range(50):
+                if number == 10:
+                    wire.gone.set()
+                yield b"x"
+
+        await EventStream(frames(), 0, leave=lambda: None)({}, wire.receive, wire.send)
+        assert 10 <= len(wire.bodies) <= 10 + BURST
+        assert all(message["more_body"] for message in wire.sent[1:])
 
     run(main())
 

@@ -55,6 +55,7 @@ class Replies:
                     yield prompt, event
                 if reply.ended:
                     del self._open[prompt]
+                    self._rung.pop(prompt, None)  # it may have said so while its last events were being sent
             self._feed()
             if self._open and not self._rung:
                 await self._woken.wait()

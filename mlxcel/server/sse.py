@@ -16,6 +16,9 @@ from mlxcel.server.json_out import dumps
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 
+BURST: Final = 3
+"""Frames that leave in one go. Then others have their turn, and it is heard whether the client is still there."""
+
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -56,6 +59,7 @@ class EventStream:
         self._frames, self._ping, self._leave, self._idle = frames, ping, leave, idle
         self._clock, self._sleep = clock, sleep
         self._sent = 0.0
+        self._frame = 0
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +78,8 @@ class EventStream:
                     with suppress(asyncio.CancelledError, OSError):
                         await pinging
                 await self._frames.aclose()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if not self._gone:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _left(self) -> None:
         self._gone = True
@@ -85,6 +90,9 @@ class EventStream:
             return
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._sent = self._clock()
+        self._frame += 1
+        if self._frame % BURST == 0:
+            await asyncio.sleep(0)
 
     async def _keep_alive(self, send: Send) -> None:
         while not self._gone:
