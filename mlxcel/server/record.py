@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Final
 
 import attrs
 
 from mlxcel.core.request import Request
 from mlxcel.core.result import RequestResult
+
+OF_PROMPT: Final = "#"
+"""Between a request's id, which never has it, and the place of a prompt."""
 
 
 @attrs.define(eq=False)
@@ -33,8 +37,8 @@ class RequestRecord:
     results: list[RequestResult] = attrs.field(factory=list)
 
     def engine_ids(self, prompts: int) -> list[str]:
-        """Ids for the engine of so many prompts of this request."""
-        return [self.id] if prompts == 1 else [f"{self.id}-{place}" for place in range(prompts)]
+        """Ids for the engine of so many prompts of this request: no client can have one of several for its own."""
+        return [self.id] if prompts == 1 else [f"{self.id}{OF_PROMPT}{place}" for place in range(prompts)]
 
     @property
     def over(self) -> bool:
@@ -121,4 +125,4 @@ class LiveRequests:
 
     def _of(self, engine_id: str) -> RequestRecord | None:
         """The request that an id of `RequestRecord.engine_ids` belongs to."""
-        return self._live.get(engine_id) or self._live.get(engine_id.rpartition("-")[0])
+        return self._live.get(engine_id) or self._live.get(engine_id.rpartition(OF_PROMPT)[0])
