@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import Final
 
 import tokenizers
 
 from mlxcel.plugins.tokenizers.pieces import PieceTable, byte_token
+
+LONG: Final = 1 << 14
+"""Characters from which a text is encoded as a batch of one: only batches let other threads run meanwhile, and only a
+text that takes its time is worth the library's threads."""
 
 
 class LibraryTokenizer:
@@ -54,7 +59,10 @@ class LibraryTokenizer:
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool = True) -> list[int]:
         source = self._library if parse_special else self._literal
-        ids = list(source.encode(encodable(text), add_special_tokens=False).ids)
+        if len(text) < LONG:
+            ids = list(source.encode(encodable(text), add_special_tokens=False).ids)
+        else:
+            ids = list(source.encode_batch_fast([encodable(text)], add_special_tokens=False)[0].ids)
         if not add_special:
             return ids
         bos_is_written = self.adds_bos and ids[:1] == self._prefix[:1]
