@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -99,7 +99,7 @@ class _Reader:
         elif self._kind.samples and (name in IDLE or name in UNSUPPORTED):
             check_known(name, value, strict=self._strict)
         else:
-            self._unknown(name, self._known())
+            self._unknown(name, self._known)
 
     def _nested(self, name: str, value: Any, made: Any) -> None:
         """Fields of a record inside the body that it does not know."""
@@ -107,13 +107,13 @@ class _Reader:
             known = [field.encode_name for field in msgspec.structs.fields(made)]
             for each in value:
                 if each not in known:
-                    self._unknown(inside(name, each), [inside(name, every) for every in known])
+                    self._unknown(inside(name, each), lambda: [inside(name, every) for every in known])
 
-    def _unknown(self, path: str, known: list[str]) -> None:
+    def _unknown(self, path: str, known: Callable[[], list[str]]) -> None:
         if not self._strict:
             self.unknown.append(path)
             return
-        near = get_close_matches(path[:64], known, n=1, cutoff=0.5)
+        near = get_close_matches(path[:64], known(), n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else "leave it out, or ask without --strict"
         raise UnknownField(f"{shown(path)} is not a field of this route", field=path[:256], hint=hint)
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlxcel.errors import MlxcelError
+from mlxcel.errors import MlxcelError, shown
 from mlxcel.server.errors import error_response, shape_of
 from mlxcel.server.refusals import MethodNotAllowed, NotFound
 
@@ -37,7 +37,9 @@ async def _http(request: Request, error: Exception) -> Response:
             if route.matches(request.scope)[0] is not Match.NONE:
                 allowed |= set(getattr(route, "methods", None) or ())
         return answered(request, MethodNotAllowed(request.method, request.url.path, sorted(allowed)))
-    return answered(request, NotFound(f"there is no {request.url.path}", hint="GET /openapi.json lists what there is"))
+    return answered(
+        request, NotFound(f"there is no {shown(request.url.path)}", hint="GET /openapi.json lists what there is")
+    )
 
 
 EXCEPTION_HANDLERS: Final[Mapping[Any, Any]] = {MlxcelError: _known, HTTPException: _http}

@@ -14,26 +14,39 @@ from mlxcel.text.messages import refuse_half_characters
 _BYTE: Final = re.compile(r"(.*) \(byte ([0-9]+)\)")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+MOST_DEPTH: Final = 128
+"""Lists and objects inside one another. What is read here is read again by code that calls itself: for names that are
+wrong, in templates, as a reply."""
+
+MOST_NAME: Final = 256
+"""Characters of a name in a path: a body is at liberty to have names of megabytes."""
+
 
 def parse_json(body: bytes) -> Any:
     """Plain data. RequestError with the byte at which the body is no JSON; of a body cut short that is its length.
 
     Half a character, which JSON can spell, is refused by the path of its field.
     """
+    halves = False
     try:
-        return msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except RecursionError:
-        raise RequestError("the body is nested too deep", hint="send fewer lists and objects inside others") from None
+        raise _too_deep() from None
     except msgspec.DecodeError as error:
-        document = _second_reading(body, str(error))
-    _refuse_halves(document, "")
+        document, halves = _second_reading(body, str(error)), True
+    if body.count(b"[") + body.count(b"{") > MOST_DEPTH:
+        _refuse_deep(document)
+    if halves:
+        _refuse_halves(document, "")
     return document
 
 
 def inside(path: str, key: str | int) -> str:
-    """The path of a part of a value."""
+    """The path of a part of a value; a name that is too long stands there by its beginning."""
     if isinstance(key, int):
         return f"{path}[{key}]"
+    if len(key) > MOST_NAME:
+        key = f"{key[: MOST_NAME - 3]}..."
     if not path:
         return key
     return f"{path}.{key}" if _NAME.fullmatch(key) else f'{path}["{key}"]'
@@ -48,7 +61,7 @@ def _second_reading(body: bytes, fault: str) -> Any:
     except UnicodeDecodeError as error:
         raise _no_json(f"{error.reason}, it must be UTF-8", error.start) from None
     except RecursionError:
-        raise RequestError("the body is nested too deep", hint="send fewer lists and objects inside others") from None
+        raise _too_deep() from None
     except json.JSONDecodeError as error:
         if fault == "Input data was truncated":
             raise _no_json("it is cut short", len(body)) from None
@@ -63,6 +76,27 @@ def _second_reading(body: bytes, fault: str) -> Any:
 
 def _no_json(what: str, byte: int) -> RequestError:
     return RequestError(f"the body is no JSON: {what} (byte {byte})", hint="send one JSON object", byte=byte)
+
+
+def _too_deep() -> RequestError:
+    return RequestError(
+        f"the body has more than {MOST_DEPTH} lists and objects inside one another",
+        hint="send fewer of them inside others",
+    )
+
+
+def _refuse_deep(document: Any) -> None:
+    """Goes down level by level, so that no depth is too much for it."""
+    level = [document] if isinstance(document, list | dict) else []
+    for _ in range(MOST_DEPTH):
+        level = [
+            each
+            for value in level
+            for each in (value.values() if isinstance(value, dict) else value)
+            if isinstance(each, list | dict)
+        ]
+    if level:
+        raise _too_deep()
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mlxcel.errors import shown
 from mlxcel.server.refusals import NotFound
 from mlxcel.server.state import ServerState
 
@@ -69,7 +70,7 @@ def _file(request: Request, name: str) -> Response:
     state: ServerState = request.app.state.server
     found = files().get(name)
     if not state.settings.ui or found is None:
-        raise NotFound(f"there is no {request.url.path}", hint="the chat page is off with --no-ui")
+        raise NotFound(f"there is no {shown(request.url.path)}", hint="the chat page is off with --no-ui")
     if request.headers.get("if-none-match") == found.headers["ETag"]:
         return Response(status_code=304, headers=found.headers)
     return Response(found.content, headers=found.headers)

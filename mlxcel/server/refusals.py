@@ -66,7 +66,7 @@ class MethodNotAllowed(Refusal):
 
     def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
         super().__init__(
-            f"{method} is not what {path} takes",
+            f"{shown(method)} is not what {shown(path)} takes",
             hint=f"it takes {', '.join(allowed)}",
             headers={"Allow": ", ".join(allowed)},
         )
