@@ -5,7 +5,7 @@ import functools
 import numpy as np
 from cache_rows import VOCAB, caching
 from layered_family import layered_checkpoint
-from tested_backends import tested_backend
+from tested_backends import backend_in_test
 
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.request import SequenceSpec
@@ -65,7 +65,7 @@ def spec_of(prompt, kind, length):
 def lone(model, prompt, kind, length):
     """Ids and logits [drawn, V] of a request that has an engine to itself, dense, without a cache, on the backend that
     the running test is about."""
-    return _lone(model, prompt, kind, length, tested_backend())
+    return _lone(model, prompt, kind, length, backend_in_test())
 
 
 @functools.cache

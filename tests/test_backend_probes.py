@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from plugin_doubles import HEADER, Installer, load
 from tiny_checkpoint import write_tiny_llama
@@ -279,10 +280,15 @@ def test_h_q5_a_backend_that_compiles_does_so_before_the_first_step(
             pytest.fail("a step came first")
 
     monkeypatch.setattr(mlxcel_reference_numpy.backend, "NumpyBackend", Compiling)
-    with load_model(config(model=str(model), backend="reference-numpy"), load(only=()), told, slots=2):
+    own = config(model=str(model), backend="reference-numpy", max_num_seqs=2)
+    with load_model(own, load(only=()), told, scheduled=True):
         assert seen == [(2, True)]
     assert [phase[0] for phase in told.phases] == ["load", "compile"]
     assert told.phases[1] == ("compile", 3, "programs")
+    with load_model(attrs.evolve(own, no_warmup=True), load(only=()), told, scheduled=True):
+        assert len(seen) == 1
+    with load_model(own, load(only=()), told, slots=1):  # one row compiles what it needs, when it does
+        assert len(seen) == 1
 
 
 def test_a_failed_warm_up_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +304,7 @@ def test_a_failed_warm_up_leaves_nothing_open(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(mlxcel_reference_numpy.backend, "NumpyBackend", Broken)
     own = config(model=str(write_tiny_llama(tmp_path / "m")), backend="reference-numpy")
     with pytest.raises(DeviceError, match="the compiler is gone"):
-        load_model(own, load(only=()), NoProgress())
+        load_model(own, load(only=()), NoProgress(), scheduled=True)
     assert closed
 
 

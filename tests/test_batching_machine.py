@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 from lone_rows import CHUNK, CONTEXT, FULL, KINDS, LENGTHS, PAGE, PROMPTS, SLOTS, checkpoint, lone, spec_of
 from real_engine import assert_same_bits
-from tested_backends import REFERENCE, tested_backend
+from tested_backends import REFERENCE, backend_in_test
 
 from mlxcel.core.parts import part_length
 from mlxcel.core.plan import Decode, Piece
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
         kept=st.lists(st.integers(6, len(PROMPTS) - 1), min_size=1, max_size=3),
     )
     def start(self, model, store, pages, limit, kept):
-        if tested_backend() != REFERENCE:  # fewer programs: models of two kinds of layers, one size of pool
+        if backend_in_test() != REFERENCE:  # fewer programs: models of two kinds of layers, one size of pool
             model, pages = model if model != "full" else "window", FULL + 3
         self.model = model
         self.it = caching(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layered_family import Layered, layered_checkpoint
 from real_engine import assert_same_bits, real_engine
-from tested_backends import REFERENCE, tested_backend
+from tested_backends import REFERENCE, backend_in_test
 
 from mlxcel_reference_numpy.context import NumpyContext
 from mlxcel_reference_numpy.experts import choose_experts
@@ -39,7 +39,7 @@ SMALL = experts(E, F, D)
 
 def mixture(x, router, top_k, *, renormalise=True, weights=SMALL):
     """`moe` of x [T, D] by router logits [T, E], on the tested backend."""
-    if tested_backend() != REFERENCE:
+    if backend_in_test() != REFERENCE:
         from keeping_jax import moe
 
         return moe(x, router, weights, top_k=top_k, renormalise=renormalise)
@@ -51,7 +51,7 @@ def mixture(x, router, top_k, *, renormalise=True, weights=SMALL):
 
 def choose(logits, top_k, *, renormalise):
     """Experts [T, top_k] and their shares, on the tested backend."""
-    if tested_backend() == REFERENCE:
+    if backend_in_test() == REFERENCE:
         return choose_experts(logits, top_k, renormalise)
     from mlxcel_jax_cuda import experts
 

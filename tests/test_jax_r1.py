@@ -48,8 +48,9 @@ def test_a_hit_runs_the_very_pieces_of_a_miss(cold):
 
 
 def test_rows_that_are_preempted_say_what_they_say_alone():
-    """C18: in a pool that holds two of three rows."""
-    prompts = [IDS[:start] for start in (720, 690, 680)]
+    """C18: in a pool that holds two of three prompts, and not what they grow by."""
+    room = CONTEXT - CONTEXT % 16
+    prompts = [IDS[: room // 2 - less] for less in (10, 15, 20)]
 
     def scheduler(**options):
         backend = KeepingJax(device="cpu", level="R1")

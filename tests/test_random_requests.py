@@ -9,7 +9,7 @@ import pytest
 from cache_rows import VOCAB
 from layered_family import layered_checkpoint
 from real_scheduler import said, served
-from tested_backends import tested_backend
+from tested_backends import backend_in_test
 
 REQUESTS = 200
 CONTEXT = 128
@@ -131,7 +131,7 @@ def test_so_do_other_crowds_and_models_with_windows(pool, cache, windowed, seed)
 
 
 def check_crowd(pool, cache, *, windowed, seed):
-    requests, expected = crowd(seed, windowed), alone(seed, windowed, tested_backend())
+    requests, expected = crowd(seed, windowed), alone(seed, windowed, backend_in_test())
     it = served(checkpoint=model(windowed), cache=cache, slots=5, context=CONTEXT, chunk=32, busy=16, **POOLS[pool])
     found = serve_all(it, requests)
     for asked in requests:

@@ -8,7 +8,7 @@ import pytest
 from chain_reference import adapted, mirostat_1_rank, mirostat_2, shares, surprises, top_k
 from engine_rows import decode, opened, pieces, plan_for
 from sampling_rows import LIBRARIES, WORKED, draw_states, flat_logits, params, spec
-from tested_backends import keeping_backend
+from tested_backends import KeepingSampler, keeping_backend
 
 from mlxcel.core.engine import Engine
 from mlxcel.core.plan import Decode
@@ -158,7 +158,7 @@ def test_a_draw_in_flight_is_the_draw_that_was_read(xp, row):
 # --- through the engine -----------------------------------------------------------------------------------------------
 
 
-class TracingSampler(ChainSampler):
+class TracingSampler(KeepingSampler):
     """The chain, which notes each row's running numbers after every commit."""
 
     def __init__(self, **options):

@@ -21,7 +21,7 @@ _tested = ContextVar("tested backend", default=REFERENCE)
 
 @contextmanager
 def running_on(name):
-    """Inside, `tested_backend()` is this one."""
+    """Inside, `backend_in_test()` is this one."""
     token = _tested.set(name)
     try:
         yield name
@@ -29,7 +29,7 @@ def running_on(name):
         _tested.reset(token)
 
 
-def tested_backend():
+def backend_in_test():
     """The name of the backend that the running test is about."""
     return _tested.get()
 
@@ -71,7 +71,7 @@ class KeepingNumpy(NumpyBackend):
 
 def keeping_backend(**options):
     """One of the tested kind that keeps logits: `backend.kept[sequence id, position]`."""
-    if tested_backend() == REFERENCE:
+    if backend_in_test() == REFERENCE:
         return KeepingNumpy()
     from keeping_jax import KeepingJax
 
@@ -80,7 +80,7 @@ def keeping_backend(**options):
 
 def loaded_family(family, checkpoint):
     """The family with these weights, on the tested backend and without an engine."""
-    if tested_backend() == REFERENCE:
+    if backend_in_test() == REFERENCE:
         return LoadedFamily.load(family, checkpoint)
     from keeping_jax import JaxFamily
 
