@@ -19,6 +19,7 @@ from mlxcel.server.errors import ANTHROPIC_TYPES, NATIVE_TYPES, OPENAI_TYPES, Sh
 from mlxcel.server.fields import Body
 from mlxcel.server.json_out import Json
 from mlxcel.server.known_fields import IDLE, UNSUPPORTED
+from mlxcel.server.reply_schemas import PREFIX, REPLIES, SCHEMAS
 from mlxcel.version import version
 
 Schema = dict[str, Any]
@@ -69,7 +70,7 @@ async def document(request: Request) -> Response:
 
 def openapi(routes: Iterable[BaseRoute]) -> Schema:
     """The document for a server that has these routes."""
-    components: dict[str, Any] = {}
+    components: dict[str, Any] = dict(SCHEMAS)
     paths: dict[str, Any] = {}
     for route in routes:
         if not isinstance(route, Route):
@@ -119,11 +120,13 @@ def _range(words: str) -> Schema:
 
 def _operation(route: Route, path: str, method: str, components: dict[str, Any]) -> Schema:
     shape = shape_of(path)
+    reply = REPLIES.get((method, path))
+    schema: Schema = {} if reply is None else {"$ref": f"{PREFIX}{reply}"}
     operation: Schema = {
         "summary": (inspect.getdoc(route.endpoint) or route.name).split("\n\n")[0],
         "operationId": f"{method.lower()}{re.sub('[^a-z0-9]+', '_', path)}",
         "responses": {
-            "200": {"description": "Done.", "content": {_TEXTS.get(path, "application/json"): {"schema": {}}}}
+            "200": {"description": "Done.", "content": {_TEXTS.get(path, "application/json"): {"schema": schema}}}
         },
     }
     names = re.findall(r"{(\w+)}", path)
@@ -133,13 +136,13 @@ def _operation(route: Route, path: str, method: str, components: dict[str, Any])
     if target is not None:
         kind: type[Body] = load_target(target)
         components[kind.__name__] = _body(kind, components)
-        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
+        content = {"application/json": {"schema": {"$ref": f"{PREFIX}{kind.__name__}"}}}
         operation["requestBody"] = {"required": True, "content": content}
         if "stream" in {field.encode_name for field in msgspec.structs.fields(kind)}:
-            operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _STRING}
+            operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"$ref": f"{PREFIX}Event"}}
     components[f"error_{shape}"] = _error(shape)
     for status, kind_of_error in _STATUSES[shape].items():
-        schema = {"$ref": f"#/components/schemas/error_{shape}"}
+        schema = {"$ref": f"{PREFIX}error_{shape}"}
         operation["responses"][str(status)] = {
             "description": kind_of_error,
             "content": {"application/json": {"schema": schema}},
@@ -148,7 +151,7 @@ def _operation(route: Route, path: str, method: str, components: dict[str, Any])
 
 
 def _body(kind: type[Body], components: dict[str, Any]) -> Schema:
-    (reference,), found = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    (reference,), found = msgspec.json.schema_components([kind], ref_template=PREFIX + "{name}")
     own: Schema = dict(found.pop(reference["$ref"].rpartition("/")[2]))
     components.update(found)
     properties = {name: _nullable(each) for name, each in own["properties"].items() if name != "sampling"}
@@ -161,7 +164,7 @@ def _body(kind: type[Body], components: dict[str, Any]) -> Schema:
     components["Sampling"] = {"type": "object", "properties": sampling_schema()}
     idle, refused = ", ".join(sorted(IDLE)), ", ".join(sorted(UNSUPPORTED.keys() | REFUSED.keys()))
     return {
-        "allOf": [{"$ref": "#/components/schemas/Sampling"}, known],
+        "allOf": [{"$ref": f"{PREFIX}Sampling"}, known],
         "description": f"Accepted without effect: {idle}. Refused by name where they ask for something: {refused}.",
     }
 
