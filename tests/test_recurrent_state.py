@@ -126,7 +126,7 @@ def test_rows_that_join_at_different_steps_ahead(rows, alone):
     rows.check(alone)
 
 
-@pytest.mark.on_jax(most=6)
+@pytest.mark.on_jax(most=3)
 @pytest.mark.parametrize("before", range(6))
 @pytest.mark.parametrize("method", ["submit", "read"])
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -259,6 +259,7 @@ SCENES = {
 copies, long ones for rings that wrap."""
 
 
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("scene", SCENES)
 @settings(max_examples=12, **PATIENT)
 @given(data=st.data())

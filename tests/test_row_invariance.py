@@ -93,7 +93,7 @@ def logits_over_pages(loaded, ids, page_size, order, fill):
     return loaded.run([ids], steps, places=[place], page_size=page_size, context=384, chunk=384, held=fill)[0]
 
 
-@pytest.mark.on_jax(most=2)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 300])
 def test_dense_is_paged_whatever_the_pages_held(backend, small_checkpoint, length):
     """Spec V4, V6, V8: pages of 16, 64, 128 and one of 384, any numbering, NaN behind the row and in free pages."""

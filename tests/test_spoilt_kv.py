@@ -26,7 +26,7 @@ def finite(made):
     return [bool(np.isfinite(np.asarray(array)).all()) for array in made.backend.kv_arrays()]
 
 
-@pytest.mark.parametrize("store", [DenseKV, PagedKV])
+@pytest.mark.parametrize("store", [pytest.param(DenseKV, marks=pytest.mark.slow), PagedKV])
 @pytest.mark.parametrize("drawn", [0, 3], ids=["in its prompt", "as it decodes"])
 def test_pages_rings_and_state_of_a_row_with_nan_are_finite_behind_it(store, drawn):
     """And whoever comes next in its place has the bits of a lone run."""

@@ -103,6 +103,7 @@ def test_a_superset_draws_the_bits_of_the_exact_set_in_traced_code():
         assert said(left, place, row) == said(right, place, row), name
 
 
+@pytest.mark.slow
 def test_company_that_brings_a_larger_set_changes_no_bit():
     """Spec S44: a row draws from every executable of the list that can serve it, and always the same."""
     sampler, rows, compared = chain(VOCAB, NAMED), len(ROWS), 0
