@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxcel.server.sse import BURST, DONE, KEEP_ALIVE, EventStream, data, event
+from mlxcel.server.sse import BURST, DONE, KEEP_ALIVE, PAUSE, TOGETHER, EventStream, data, event
 
 
 class Time:
@@ -96,6 +96,7 @@ def test_h_o11_comments_keep_a_silent_stream_alive(ping: float) -> None:
 
         async def frames() -> AsyncGenerator[bytes, None]:
             yield b"a"
+            yield PAUSE
             await first.wait()
             yield b"b"
 
@@ -119,9 +120,11 @@ def test_a_frame_puts_the_next_comment_off() -> None:
 
         async def frames() -> AsyncGenerator[bytes, None]:
             yield b"a"
+            yield PAUSE
             await asyncio.sleep(0)  # the pinger begins to wait
             time.now = 9.0
             yield b"b"
+            yield PAUSE
             while KEEP_ALIVE not in wire.bodies:
                 await asyncio.sleep(0)
 
@@ -165,6 +168,7 @@ def test_a_client_that_leaves_is_told_at_once_and_the_frames_are_closed() -> Non
         async def frames() -> AsyncGenerator[bytes, None]:
             try:
                 yield b"a"
+                yield PAUSE
                 await left.wait()  # as replies do, which end by themselves once they are cancelled
                 for _ in range(20):
                     await asyncio.sleep(0)
@@ -187,6 +191,22 @@ def test_a_client_that_leaves_is_told_at_once_and_the_frames_are_closed() -> Non
     run(main())
 
 
+def test_frames_that_are_there_at_once_leave_together() -> None:
+    """Up to the next pause, or as many bytes as are held back for that; and whatever is left at the end."""
+
+    async def main() -> None:
+        wire = Wire()
+
+        async def frames() -> AsyncGenerator[bytes, None]:
+            for frame in (PAUSE, b"a", b"b", PAUSE, PAUSE, b"c", b"d" * TOGETHER, b"e", b"f"):
+                yield frame
+
+        await EventStream(frames(), 0, leave=lambda: None)({}, wire.receive, wire.send)
+        assert wire.bodies == [b"ab", b"c" + b"d" * TOGETHER, b"ef"]
+
+    run(main())
+
+
 def test_a_client_that_leaves_in_a_burst_gets_no_more_than_its_rest() -> None:
     """3.6: nor does it get an end, where frames are there without waiting and sending does not wait either."""
 
@@ -198,6 +218,7 @@ def test_a_client_that_leaves_in_a_burst_gets_no_more_than_its_rest() -> None:
                 if number == 10:
                     wire.gone.set()
                 yield b"x"
+                yield PAUSE
 
         await EventStream(frames(), 0, leave=lambda: None)({}, wire.receive, wire.send)
         assert 10 <= len(wire.bodies) <= 10 + BURST

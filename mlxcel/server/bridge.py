@@ -46,6 +46,12 @@ class Replies:
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
         """(prompt, event) until every prompt's reply has ended. Raises what `submit` does for a later prompt."""
+        async for heard in self.as_they_come():
+            if heard is not None:
+                yield heard
+
+    async def as_they_come(self) -> AsyncIterator[tuple[int, Event] | None]:
+        """As `events`, and None whenever there is nothing more for now."""
         while self._open or self._waiting:
             while self._rung:
                 prompt = next(iter(self._rung))
@@ -58,9 +64,11 @@ class Replies:
                     self._rung.pop(prompt, None)  # it may have said so while its last events were being sent
             self._feed()
             if self._open and not self._rung:
+                yield None
                 await self._woken.wait()
                 self._woken.clear()
             elif self._waiting and not self._open:
+                yield None
                 await asyncio.sleep(LOOK)
 
     def _feed(self) -> None:

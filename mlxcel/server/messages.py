@@ -21,7 +21,7 @@ from mlxcel.server.message_blocks import as_asked, asked_conversation, speaks
 from mlxcel.server.message_fields import CountTokens, Messages, message_sampling
 from mlxcel.server.message_reply import PING, MessageEvents, message
 from mlxcel.server.results import results_of
-from mlxcel.server.sse import EventStream, event
+from mlxcel.server.sse import PAUSE, EventStream, event
 from mlxcel.server.stream_faults import told
 
 if TYPE_CHECKING:
@@ -83,7 +83,11 @@ def _conversation(body: Messages | CountTokens) -> Conversation:
 async def _frames(replies: Replies, events: MessageEvents, request_id: str) -> AsyncGenerator[bytes, None]:
     """A fault is the last that is heard."""
     try:
-        async for _, heard in replies.events():
+        async for said in replies.as_they_come():
+            if said is None:
+                yield PAUSE
+                continue
+            _, heard = said
             if isinstance(heard, Started):
                 frames = events.started(heard.cached_tokens)
             elif isinstance(heard, Delta):

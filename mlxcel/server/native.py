@@ -22,7 +22,7 @@ from mlxcel.server.native_fields import Native, check_native
 from mlxcel.server.native_prompts import native_prompts
 from mlxcel.server.native_reply import NativeReply
 from mlxcel.server.results import results_of
-from mlxcel.server.sse import EventStream, data
+from mlxcel.server.sse import PAUSE, EventStream, data
 from mlxcel.server.stream_faults import told
 
 if TYPE_CHECKING:
@@ -94,7 +94,11 @@ class _Answer:
         heard."""
         choices = self._choices(time.monotonic())
         try:
-            async for prompt, event in replies.events():
+            async for heard in replies.as_they_come():
+                if heard is None:
+                    yield PAUSE
+                    continue
+                prompt, event = heard
                 choice = choices[prompt][event.choice]
                 if isinstance(event, Started | Delta):
                     if (piece := choice.take(event, time.monotonic())) is not None:

@@ -18,7 +18,7 @@ from mlxcel.server.json_out import Json
 from mlxcel.server.openai_choice import ChatChoice, TextChoice
 from mlxcel.server.openai_reply import Head, Usage, usage_of
 from mlxcel.server.results import results_of
-from mlxcel.server.sse import DONE, EventStream, data
+from mlxcel.server.sse import DONE, PAUSE, EventStream, data
 from mlxcel.server.stream_faults import told
 
 if TYPE_CHECKING:
@@ -107,7 +107,11 @@ class _Told:
 
         progress = _Progress([len(ids) for ids in self._prompts]) if self._body.return_progress else None
         try:
-            async for prompt, event in replies.events():
+            async for heard in replies.as_they_come():
+                if heard is None:
+                    yield PAUSE
+                    continue
+                prompt, event = heard
                 choice = self._choices[prompt * self._n + event.choice]
                 if progress is not None and (done := progress.heard(prompt, event)) is not None:
                     yield chunk([], prompt_progress=done)

@@ -16,8 +16,15 @@ from mlxcel.server.json_out import dumps
 DONE: Final = b"data: [DONE]\n\n"
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 
+PAUSE: Final = b""
+"""The frame that says that none will come for now."""
+
+TOGETHER: Final = 1 << 16
+"""Bytes of frames from which on they are not held back for more."""
+
 BURST: Final = 3
-"""Frames that leave in one go. Then others have their turn, and it is heard whether the client is still there."""
+"""Times that something is sent without a wait. Then others have their turn, and it is heard whether the client is
+still there."""
 
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -39,7 +46,8 @@ def event(name: str, value: Any) -> bytes:
 
 
 class EventStream:
-    """A reply of frames, each sent as it comes. The status and the headers leave before the first one.
+    """A reply of frames, sent as they come: those that are there at once, up to the next PAUSE, together. The status
+    and the headers leave before the first one.
 
     While none comes, `idle` is sent every `ping` seconds; never with a `ping` of 0 or less. Once the client is gone
     `leave` is called and nothing more is sent; the frames end by themselves then, and are closed whatever happens.
@@ -59,7 +67,7 @@ class EventStream:
         self._frames, self._ping, self._leave, self._idle = frames, ping, leave, idle
         self._clock, self._sleep = clock, sleep
         self._sent = 0.0
-        self._frame = 0
+        self._sends = 0
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,8 +78,14 @@ class EventStream:
                 await self._send(send, b"")  # a server keeps the headers back until there is a body
                 if self._ping > 0:
                     pinging = asyncio.create_task(self._keep_alive(send))
+                held = b""
                 async for frame in self._frames:
-                    await self._send(send, frame)
+                    held += frame
+                    if held and (frame == PAUSE or len(held) >= TOGETHER):
+                        together, held = held, b""
+                        await self._send(send, together)
+                if held:
+                    await self._send(send, held)
             finally:
                 if pinging is not None:
                     pinging.cancel()
@@ -90,8 +104,8 @@ class EventStream:
             return
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._sent = self._clock()
-        self._frame += 1
-        if self._frame % BURST == 0:
+        self._sends += 1
+        if self._sends % BURST == 0:
             await asyncio.sleep(0)
 
     async def _keep_alive(self, send: Send) -> None:
