@@ -130,6 +130,41 @@ def test_llm_says_what_the_server_says(llm: Llm, stream: tuple[str, ...]) -> Non
     assert "logit_bias" in err
 
 
+# --- LangChain --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def langchain(server: ScriptServer) -> Any:
+    """A function that makes its chat model, or with `older` the one that completes, for this server's."""
+    found = pytest.importorskip("langchain_openai")
+
+    def make(*, older: bool = False, **fields: Any) -> Any:
+        kind = found.OpenAI if older else found.ChatOpenAI
+        return kind(base_url=f"{server.url}/v1", api_key="none", model="tiny", max_retries=0, **fields)
+
+    return make
+
+
+def test_langchain_asks_and_streams(langchain: Any) -> None:
+    chat = langchain(max_tokens=4, stream_usage=True)
+    reply = chat.invoke([("system", "be brief"), ("human", "<<héllo>>")])
+    assert (reply.content, reply.response_metadata["finish_reason"]) == ("hél", "length")
+    pieces = list(chat.stream("<<héllo>>"))
+    assert "".join(piece.content for piece in pieces) == "hél"
+    assert sum(piece.usage_metadata["output_tokens"] for piece in pieces if piece.usage_metadata) == 4
+    assert chat.bind(stop=["l"]).invoke("<<hello>>").content == "he"
+    assert [each.content for each in chat.batch(["<<one>>", "<<two>>"])] == ["one", "two"]
+    assert langchain(older=True, max_tokens=3).invoke("<<abcdef>>") == "abc"
+
+
+def test_langchain_hears_what_is_refused(langchain: Any) -> None:
+    openai = pytest.importorskip("openai")
+    with pytest.raises(openai.BadRequestError, match="the context holds"):
+        langchain().invoke("x" * 5000)
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        langchain().bind(tools=[{"type": "function", "function": {"name": "f"}}]).invoke("hi")
+
+
 # --- readers of event streams -----------------------------------------------------------------------------------------
 
 
