@@ -104,17 +104,14 @@ class Load:
             self.wrong.append(f"{case.path} {case.body}: {said} instead of {case.text}")
 
 
-async def look(address: Address) -> dict[str, float]:
-    """What the process holds once nothing runs and connections are gone, or after SETTLING."""
-    end, fewest = NOW() + SETTLING, await _held(address)
-    while NOW() < end:
-        await asyncio.sleep(1)
-        now = await _held(address)
-        steady = (now["tasks"], now["files"]) == (fewest["tasks"], fewest["files"])
-        if steady and not now["rows_busy"] and not now["pages_used"] and NOW() > end - SETTLING + 8:
-            return now
-        fewest = now
-    return fewest
+async def look(address: Address, tasks: float) -> dict[str, float]:
+    """What the process holds once nothing runs and there are no more tasks than so many, or after SETTLING."""
+    end = NOW() + SETTLING
+    while True:
+        held = await _held(address)
+        if NOW() > end or (held["tasks"] <= tasks and not held["rows_busy"] and not held["pages_used"]):
+            return held
+        await asyncio.sleep(0.5)
 
 
 async def _held(address: Address) -> dict[str, float]:
@@ -144,7 +141,7 @@ def percentiles(taken: list[float]) -> dict[str, float]:
 
 
 async def measure(address: Address, given: argparse.Namespace) -> dict[str, Any]:
-    cases = []
+    tasks, cases = (await _held(address))["tasks"], []
     for path, body in bodies(given.bodies):
         said = await stream(address, path, body)
         if not said.whole:
@@ -153,9 +150,9 @@ async def measure(address: Address, given: argparse.Namespace) -> dict[str, Any]
     load = Load(address, cases, given.streams)
     idle = await health_beside(address, asyncio.sleep(2), 0.02)
     await health_beside(address, load.run(given.seconds / 3), 0.1)
-    before = await look(address)
+    before = await look(address, tasks)
     loaded = await health_beside(address, load.run(given.seconds * 2 / 3), 0.1)
-    after = await look(address)
+    after = await look(address, tasks)
     prompt = np.random.default_rng(3).integers(1, 250, given.long).tolist()
     long = {"prompt": prompt, "max_tokens": 1, "cache_prompt": False, "temperature": 0}
 
