@@ -12,7 +12,7 @@ from script_server import ScriptServer, running
 from starlette.routing import Route
 from tiny_checkpoint import write_tiny_llama
 
-from mlxcel.server.openapi import openapi
+from mlxcel.server.openapi import BODIES, openapi
 from mlxcel.server.reply_schemas import PREFIX, REPLIES, SCHEMAS
 
 TURNS = {"messages": [{"role": "user", "content": "in the"}], "max_tokens": 3}
@@ -104,6 +104,23 @@ def test_what_is_read_is_what_the_document_says(server: ScriptServer, path: str)
         told = json.loads(reply.read())
     name = REPLIES["GET", path.replace("/tiny", "/{name}")]
     assert list(faults(SCHEMAS[name], told)) == []
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_a_body_needs_is_what_the_document_says(server: ScriptServer, path: str) -> None:
+    """Enough where all of it is there, and refused by name where one is missing or null."""
+    given = {"messages": TURNS["messages"], "prompt": "in the", "max_tokens": 3, "tokens": [70]}
+    schema = openapi(server.app.routes)["components"]["schemas"][BODIES[path].rpartition(":")[2]]
+    needed = [name for part in schema.get("allOf", [schema]) for name in part.get("required", ())]
+    if path == "/tokenize":
+        assert needed == [], "one of three, which the field at fault then says"
+        return
+    server.ok(path, {name: given[name] for name in needed})
+    for name in needed:
+        for body in ({}, {name: None}):
+            status, reply, _ = server.post(path, {**{other: given[other] for other in needed if other != name}, **body})
+            assert status == 400
+            assert name in reply["error"]["message"]
 
 
 def test_every_route_with_a_json_reply_has_its_schema(server: ScriptServer) -> None:

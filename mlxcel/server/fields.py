@@ -59,9 +59,11 @@ Messages = Annotated[
 
 
 class Body(msgspec.Struct, kw_only=True):
-    """Base of all. `sampling` holds the sampling fields as the client wrote them, where the route `samples`."""
+    """Base of all. `sampling` holds the sampling fields as the client wrote them, where the route `samples`; it `needs`
+    some of them."""
 
     samples: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()
     sampling: dict[str, Any] = {}  # each body gets its own
 
 

@@ -44,6 +44,7 @@ MOST_TEMPERATURE: Final = 1.0
 class Messages(Asking, kw_only=True):
     """POST /v1/messages"""
 
+    needs: ClassVar[tuple[str, ...]] = ("max_tokens",)
     messages: Turns
     system: System = None
     thinking: Thinking = None
@@ -77,8 +78,9 @@ def message_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     for.
     """
     values = canonical(sampling)
-    if "max_tokens" not in values:
-        raise RequestError("max_tokens is missing or null, it is needed", field="max_tokens")
+    for name in Messages.needs:
+        if name not in values:
+            raise RequestError(f"{name} is missing or null, it is needed", field=name)
     if values.get("temperature", 0) > MOST_TEMPERATURE:
         raise RequestError(
             f"temperature must be a number from 0 to 1 here, not {shown(values['temperature'])}",

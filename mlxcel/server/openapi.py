@@ -158,7 +158,7 @@ def _body(kind: type[Body], components: dict[str, Any]) -> Schema:
     required = own.get("required", [])
     for name in required:
         properties[name] = own["properties"][name]
-    known: Schema = {"type": "object", "properties": properties, "required": required}
+    known: Schema = {"type": "object", "properties": properties, "required": [*required, *kind.needs]}
     if not kind.samples:
         return known
     components["Sampling"] = {"type": "object", "properties": sampling_schema()}
