@@ -164,3 +164,15 @@ def test_special_tokens_are_not_added_to_a_chat_and_that_is_said(server: ScriptS
     reply = server.ok("/v1/chat/completions", asked)
     assert any("add_special_tokens" in warning for warning in reply["warnings"])
     assert "warnings" not in server.ok("/v1/completions", {"prompt": "<<a>>", "add_special_tokens": True})
+
+
+@pytest.mark.parametrize("ping", [5e-324, 1e-9, 0.0099])
+def test_h_p12_a_stream_is_not_kept_alive_at_the_cost_of_others(server: ScriptServer, ping: float) -> None:
+    """3.3: a time between two comments that nobody could wait is refused; off is off."""
+    for path in routes(server):
+        if path == "/apply-template":
+            continue
+        status, reply, _ = server.post(path, {**ROUTES[path], "stream": True, "sse_ping_interval": ping})
+        assert (status, reply["error"]["param"]) == (400, "sse_ping_interval")
+        for least in (0.01, 0, -1):
+            server.ok(path, {**ROUTES[path], "sse_ping_interval": least})

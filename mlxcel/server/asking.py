@@ -25,6 +25,9 @@ MOST_ROWS: Final = 1024
 
 PRIORITY: Final = "X-Priority"
 
+LEAST_PING: Final = 0.01
+"""Seconds: below, keeping one stream alive would be work that others wait for."""
+
 Prompts = Callable[[], "Sequence[AskedPrompt | Conversation]"]
 
 
@@ -44,6 +47,11 @@ async def ask(
     """
     record: RequestRecord = request.state.record
     lane = lane_of(body.priority, request.headers.get(PRIORITY))
+    if 0 < (body.sse_ping_interval or 0) < LEAST_PING:
+        raise RequestError(
+            f"sse_ping_interval is {shown(body.sse_ping_interval)}, it must be {LEAST_PING} or more, or 0 or -1 for off",
+            field="sse_ping_interval",
+        )
 
     def prepare() -> list[Prepared]:
         resolved = served.resolve(body.sampling)
