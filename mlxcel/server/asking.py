@@ -49,7 +49,7 @@ async def ask(
     lane = lane_of(body.priority, request.headers.get(PRIORITY))
     if 0 < (body.sse_ping_interval or 0) < LEAST_PING:
         raise RequestError(
-            f"sse_ping_interval is {shown(body.sse_ping_interval)}, it must be {LEAST_PING} or more, or 0 or -1 for off",
+            f"sse_ping_interval is {shown(body.sse_ping_interval)}, it must be at least {LEAST_PING}, or 0 or -1 for off",
             field="sse_ping_interval",
         )
 
