@@ -47,9 +47,10 @@ async def ask(
     """
     record: RequestRecord = request.state.record
     lane = lane_of(body.priority, request.headers.get(PRIORITY))
-    if 0 < (body.sse_ping_interval or 0) < LEAST_PING:
+    ping = body.sse_ping_interval or 0
+    if 0 < ping < LEAST_PING:
         raise RequestError(
-            f"sse_ping_interval is {shown(body.sse_ping_interval)}, it must be at least {LEAST_PING}, or 0 or -1 for off",
+            f"sse_ping_interval is {ping}, it must be at least {LEAST_PING}, or 0 or -1 for off",
             field="sse_ping_interval",
         )
 
