@@ -30,13 +30,13 @@ def probe(device: str) -> Probe:
 
 
 def missing(device: str) -> list[str]:
-    """What JAX needs for this device and does not find, each with what installs it."""
-    install = _CPU if device == "cpu" else _CUDA
-    lacking = [f"{name} ({install})" for name in ("jax", "flax") if find_spec(name) is None]
+    """What JAX needs for this device and does not find; packages with what installs them."""
+    packages = [name for name in ("jax", "flax") if find_spec(name) is None]
+    if device != "cpu" and find_spec("jax") is not None and not any(find_spec(name) for name in CUDA_PLUGINS):
+        packages.append("the CUDA plugin of jax")
+    lacking = [f"{' and '.join(packages)} ({_CPU if device == 'cpu' else _CUDA})"] if packages else []
     if device == "cpu":
         return lacking
-    if find_spec("jax") is not None and not any(find_spec(name) for name in CUDA_PLUGINS):
-        lacking.append(f"the CUDA plugin of jax ({install})")
     if not has_driver():
         lacking.append(f"an NVIDIA driver ({LIBRARY})")
     if not gpus():
