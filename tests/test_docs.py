@@ -9,6 +9,8 @@ import pytest
 
 from mlxcel.cli.commands import BUILT_IN
 from mlxcel.cli.reference import filled
+from mlxcel.server.app import built_in_routes
+from mlxcel.server.errors import OPENAI_TYPES
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,3 +47,32 @@ def test_every_command_is_documented() -> None:
     page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
     for entry in BUILT_IN:
         assert f"`{entry.name}" in page
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/index.md", "docs/cli.md", "docs/server.md", "docs/architecture.md"]
+)
+def test_links_and_files_exist(page: str) -> None:
+    """Targets of links, and the modules that a page names."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = set(re.findall(r"\]\(([^)#:]+)(?:#[^):]*)?\)", text))
+    assert targets
+    assert [target for target in targets if not ((ROOT / page).parent / target).exists()] == []
+    modules = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
+    known = {
+        path.relative_to(ROOT).as_posix()
+        for part in ("mlxcel", "backends", "benchmarks")
+        for path in (ROOT / part).rglob("*.py")
+    }
+    assert [name for name in modules if not any(f"/{path}".endswith(f"/{name}") for path in known)] == []
+
+
+def test_every_route_of_the_server_is_documented() -> None:
+    """And every status that it gives, with OpenAI's codes of it."""
+    text = (ROOT / "docs/server.md").read_text(encoding="utf-8")
+    paths = {getattr(route, "path", "") for route in built_in_routes()}
+    assert len(paths) > 20
+    for path in paths:
+        assert f"`{path.split('{')[0]}" in text, path
+    for status in OPENAI_TYPES:
+        assert re.search(rf"^\| [0-9, ]*{status}\b", text, re.MULTILINE), status
