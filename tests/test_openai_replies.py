@@ -61,14 +61,15 @@ def refused(server: ScriptServer, path: str, body: dict[str, Any]) -> dict[str, 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_reply_holds_what_the_specification_says(server: ScriptServer, path: str) -> None:
     """3.6: keys of the reply, of its choice and of its usage."""
-    status, reply, headers = server.post(path, saying(path, "hello"), {"X-Request-Id": "mine-1"})
-    assert (status, headers["x-request-id"]) == (200, "mine-1")
+    mine = f"mine-{PATHS.index(path)}"  # an id is free again only once all of its request is over
+    status, reply, headers = server.post(path, saying(path, "hello"), {"X-Request-Id": mine})
+    assert (status, headers["x-request-id"]) == (200, mine)
     (choice,) = reply.pop("choices")
     prompt = reply["usage"]["prompt_tokens"]
     assert isinstance(reply.pop("created"), int)
     assert reply.pop("system_fingerprint").startswith("mlxcel-")
     assert reply == {
-        "id": f"{'cmpl' if path == TEXT else 'chatcmpl'}-mine-1",
+        "id": f"{'cmpl' if path == TEXT else 'chatcmpl'}-{mine}",
         "object": "text_completion" if path == TEXT else "chat.completion",
         "model": "tiny",
         "usage": {
