@@ -173,5 +173,5 @@ def test_h_q7_a_backend_asked_for_by_name_never_falls_back(clean: Environment, t
     assert done.stdout == ""
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: the backend jax-cuda cannot run here: ")
-    assert "jax (pip install 'mlxcel[cuda13]'" in error
+    assert "it needs jax and flax (pip install 'mlxcel[cuda13]'" in error
     assert hint.startswith("hint: ")
