@@ -37,8 +37,8 @@ class EngineConfig:
 
     `max_model_len` 0 and None of `kv_cache_budget`, `max_num_seqs`, `page_size` and `enable_prefix_caching` leave the
     choice to the loader, None of `adaptive_prefill_chunk` and `mixed_step` to the level in force. `cache_root` is the
-    folder for what can be made again, `state_root` the one for what a user would miss, such as the history of `run`; each
-    None where this user has no place for one.
+    folder for what can be made again, `state_root` the one for what a user would miss, such as the history of `run`;
+    each None where this user has no place for one.
     """
 
     backend: str | None

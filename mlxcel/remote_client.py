@@ -136,7 +136,11 @@ class RemoteClient:
             text, ids = made["prompt"], tuple(made["token_ids"])
         else:
             text = asked.text
-            ids = self._encoded(text, params) if text is not None else check_ids(() if asked.ids is None else asked.ids, self._vocab)
+            ids = (
+                self._encoded(text, params)
+                if text is not None
+                else check_ids(() if asked.ids is None else asked.ids, self._vocab)
+            )
             own = {**fields, "prompt": list(ids) if text is None else text}
             self._check(ids, params)
         stream = {"stream": True, "stream_options": {"include_usage": True}, "sse_ping_interval": PING}
