@@ -4,7 +4,8 @@
 
 Both run in turns in one server process, over one engine. Over HTTP the client is a process of its own, which reads
 lines and does not decode them. A rate is that of all tokens behind the first ones, from the first token of any reply to
-the last of all. Processor time is the server's, of a whole round, from the first request's arrival on.
+the last of all: replies must be long beside their prompts, which do not come at once over HTTP. Processor time is the
+server's, of a whole round, from the first request's arrival on.
 """
 
 from __future__ import annotations
