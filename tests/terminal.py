@@ -81,6 +81,13 @@ class Terminal:
         return came
 
 
+TAKES_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, [sys.executable, '-m', 'mlxcel', *sys.argv[1:]])"
+)
+"""stdin's terminal becomes the one whose Ctrl-C interrupts the program. Not in a fork of the tests: JAX has threads."""
+
+
 @contextmanager
 def terminal(*arguments: object, environ: Mapping[str, str], paths: tuple[Path, ...] = ()) -> Iterator[Terminal]:
     """`mlxcel ARGUMENTS` with stdin and stderr at a terminal and stdout in a pipe; `paths` are importable there."""
@@ -89,9 +96,8 @@ def terminal(*arguments: object, environ: Mapping[str, str], paths: tuple[Path, 
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLXCEL_", "XDG_"))}
     own = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
     process = subprocess.Popen(
-        [sys.executable, "-m", "mlxcel", *map(str, arguments)],
+        [sys.executable, "-c", TAKES_TERMINAL, *map(str, arguments)],
         stdin=slave, stdout=into, stderr=slave, env={**kept, **own, **environ}, start_new_session=True,
-        preexec_fn=_take_terminal,
     )  # fmt: skip
     os.close(slave)
     os.close(into)
@@ -102,11 +108,3 @@ def terminal(*arguments: object, environ: Mapping[str, str], paths: tuple[Path, 
         process.wait()
         os.close(master)
         os.close(out)
-
-
-def _take_terminal() -> None:
-    """Make stdin's terminal the one whose Ctrl-C interrupts this process."""
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

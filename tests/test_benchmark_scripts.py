@@ -11,6 +11,8 @@ import attrs
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 FACTS = {"device", "driver", "machine", "python", "jax", "jaxlib", "numpy", "commit"}
 

@@ -30,7 +30,7 @@ from mlxcel.plugins.manager import PluginManager
 LAYERS = {"full": ("full", "full"), "windows": ("window 16", "full")}
 
 
-@pytest.mark.on_jax(most=3)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("length", [17, 33, 71])

@@ -10,6 +10,8 @@ from page_browser import Visit, ready, words
 from page_server import DRAINING, FULL, LOADING, UNHEALTHY, PageServer, Refused
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server(page_server: PageServer) -> PageServer:

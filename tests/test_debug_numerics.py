@@ -18,6 +18,8 @@ from mlxcel.errors import NumericFault, UsageError
 from mlxcel.finite_weights import FiniteWeights
 from mlxcel.plugins.manager import PluginManager
 
+pytestmark = pytest.mark.on_jax(most=1)
+
 BAD = 7
 """The token whose embedding is spoilt in some of the tests."""
 

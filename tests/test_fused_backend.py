@@ -159,6 +159,7 @@ def test_dense_storage_and_paged_give_the_same_bits(llama):
             assert logits.tobytes() == same.tobytes()
 
 
+@pytest.mark.slow
 def test_warm_up_compiles_the_programs_of_fused_steps_too(llama, monkeypatch):
     """Of the light sets, to keep it short: a greedy step and a usual one find theirs, and so do pieces."""
     examples = ChainSampler.stage_sets

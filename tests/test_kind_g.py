@@ -15,7 +15,7 @@ from tiny_checkpoint import write_tiny_llama
 
 from mlxcel import LLM, AsyncLLM, SamplingParams
 
-pytestmark = pytest.mark.on_jax(most=1)
+pytestmark = pytest.mark.on_jax(most=0)
 
 LENGTHS = (1, 5, 16, 17, 40, 64, 65, 90)
 BUDGETS = (1, 2, 3, 5, 8, 40, 40, 40)

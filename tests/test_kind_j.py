@@ -14,7 +14,7 @@ from mlxcel import LLM
 from mlxcel.plugins.kv.kept_pages import CacheLimits
 from mlxcel.plugins.kv.prefix_index import PrefixIndex
 
-pytestmark = pytest.mark.on_jax(most=1)
+pytestmark = pytest.mark.on_jax(most=0)
 
 STORES = ("dense", "paged")
 SEEDED = {"temperature": 1.0, "seed": 3}

@@ -16,7 +16,7 @@ from mlxcel.core.params import SamplingParams
 from mlxcel.core.request import SequenceSpec
 from mlxcel.errors import QueueFull, ShuttingDown
 
-pytestmark = pytest.mark.on_jax(most=1)
+pytestmark = pytest.mark.on_jax(most=0)
 
 STORES = ("dense", "paged")
 PATIENCE = 60

@@ -126,7 +126,7 @@ def test_rows_that_join_at_different_steps_ahead(rows, alone):
     rows.check(alone)
 
 
-@pytest.mark.on_jax(most=3)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("before", range(6))
 @pytest.mark.parametrize("method", ["submit", "read"])
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
@@ -143,7 +143,7 @@ def test_an_interrupted_step_leaves_the_state_before_it(monkeypatch, rows, alone
     rows.check(alone)
 
 
-@pytest.mark.on_jax(most=2)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("before", range(6))
 def test_an_interrupted_submit_ahead_leaves_the_step_in_flight(monkeypatch, rows, alone, before):
     """The step that never was wrote over the copy that the one in flight had read; that one counts."""
@@ -157,7 +157,7 @@ def test_an_interrupted_submit_ahead_leaves_the_step_in_flight(monkeypatch, rows
     rows.check(alone)
 
 
-@pytest.mark.on_jax(most=2)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("before", range(6))
 def test_an_interrupt_with_a_step_ahead_voids_both_copies(monkeypatch, rows, alone, before):
     """The rows that both steps hold lose their KV, and a replay brings them back; a row of one step goes on."""
@@ -177,7 +177,7 @@ def test_an_interrupt_with_a_step_ahead_voids_both_copies(monkeypatch, rows, alo
     rows.check(alone)
 
 
-@pytest.mark.on_jax(most=2)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("before", range(6))
 def test_two_interrupts_void_both_copies_too(monkeypatch, rows, alone, before):
     """The step ahead never was, and wrote all the same; then the one in flight is void."""
@@ -205,7 +205,7 @@ def test_an_interrupt_between_the_rows_of_a_step(monkeypatch, rows, alone, nth):
     rows.check(alone)
 
 
-@pytest.mark.on_jax(most=2)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("before", range(6))
 @pytest.mark.parametrize("kv_intact", [True, False])
 def test_a_fault_of_another_row_and_a_replay(monkeypatch, rows, alone, before, kv_intact):
@@ -221,7 +221,7 @@ def test_a_fault_of_another_row_and_a_replay(monkeypatch, rows, alone, before, k
     rows.check(alone)
 
 
-@pytest.mark.on_jax(most=2)
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("ending", range(1, 5))
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_slot_after_an_overrun_is_as_fresh(backend, checkpoint, alone, ending, ahead):

@@ -47,6 +47,7 @@ def check(found: dict[str, Any]) -> None:
     assert found["health"]["prefill"]["asked"] > 0
 
 
+@pytest.mark.slow
 def test_a_short_load_leaves_nothing_behind(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "tiny")
     check(load(model, tmp_path / "record", streams=30, seconds=3, bodies=8, prefill_seconds=1, long=500))

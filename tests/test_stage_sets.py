@@ -277,6 +277,7 @@ class Shift:
         return xp.where(even & (history[:, -1:] >= 0), logits + arrays["by"][:, None], logits)
 
 
+@pytest.mark.slow
 def test_a_processor_of_a_third_party_comes_on_top_of_a_set():
     """Spec S44, S48: it is no part of the list, and in no step that does not ask for it."""
     sampler = ChainSampler(vocab=VOCAB, tokenizer=Words(NAMED), processors={"shift": Shift()})
