@@ -47,7 +47,7 @@ def lone(made, alone):
     return alone["windows" if made.cache._kv_spec.windowed else "full"]
 
 
-@pytest.mark.on_jax(most=4)
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 127, 128, 129, 149])
 def test_an_adopted_row_is_the_bits_of_one_that_computed_all(made, alone, length):
     """Spec V14, X6: adopted positions are neither recomputed nor written, and what follows is the same. The rings of
@@ -351,7 +351,7 @@ def test_a_short_trim_is_an_error_of_the_row():
 # --- preempt and resume -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.on_jax(most=4)
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("when", ["open", "prefilling", "decoding"])
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 5, "repetition_penalty": 1.3}], ids=str)
 def test_a_preempted_row_goes_on_as_if_nothing_had_been(made, when, params):
