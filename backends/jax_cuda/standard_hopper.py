@@ -31,7 +31,6 @@ class HopperSteps:
         keys: jax.Array,
         values: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-
         d, small = block.head_dim, [array for array in (layer.bias, layer.head_gains) if array is not None]
         end = Heads(block.heads, block.kv_heads, d, block.qkv_bias, block.qk_norm, block.eps)
         turns = [jnp.tile(table, (end.together, 1)) for table in (rows.cos, rows.sin)]
@@ -42,15 +41,12 @@ class HopperSteps:
         return queries, written[0].reshape(keys.shape), written[1].reshape(values.shape)
 
     def residual(self, weight: Weight, tiles: jax.Array, x: jax.Array, old: jax.Array, gain: jax.Array) -> Carried:
-
         return Carried(*self._stream(tiles, x, None, (old, gain), weight, Residual(), 0.0))
 
     def gated(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
-
         return self._stream(tiles, carried.scaled, carried.squares, (), weight, Gate(), eps)[0]
 
     def logits(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
-
         return self._stream(tiles, carried.scaled, carried.squares, (), weight, Store(jnp.float32), eps)[0]
 
     def _stream(
@@ -63,6 +59,5 @@ class HopperSteps:
         end: Any,
         eps: float,
     ) -> tuple[jax.Array, ...]:
-
         made: tuple[jax.Array, ...] = stream(tiles, x, squares, extra, weight=weight, end=end, eps=eps, sms=self.sms)
         return made

@@ -65,7 +65,8 @@ class Tree(nnx.Module):
 
 @attrs.frozen
 class _Group:
-    """What becomes one leaf: a fused group of linear weights with their biases apart, or one weight."""
+    """What becomes one leaf: a fused group of linear weights, or one weight. Biases of a group are joined in `_split`,
+    since some of its members may have none."""
 
     name: str
     layer: int | None
@@ -112,21 +113,14 @@ def _groups(schema: WeightSchema) -> Iterator[_Group]:
             here = not weight.per_layer if layer is None else weight.per_layer and weight.in_layer(layer)
             if not here or weight.tied_to is not None:
                 continue
-            if weight.role == "bias" and weight.bias_of is not None:
-                name, members = _bias_group(schema, weight)
-            elif weight.role == "linear":
+            name = weight.name
+            members: tuple[WeightSpec, ...] = (weight,)
+            if weight.role == "linear":
                 name = weight.group or weight.name
                 members = tuple(w for w in schema.group(name) if layer is None or w.in_layer(layer))
-            else:
-                name, members = weight.name, (weight,)
             if name not in seen:
                 seen.add(name)
                 yield _Group(name, layer, members)
-
-
-def _bias_group(schema: WeightSchema, bias: WeightSpec) -> tuple[str, tuple[WeightSpec, ...]]:
-    """A bias of its own: groups of biases are joined in `_split`, where some members may have none."""
-    return bias.name, (bias,)
 
 
 def _read(weight: WeightSpec, tensors: list[tuple[str, int | None]], checkpoint: Checkpoint) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 
 
-class Choice:
-    """Base. What comes before there is a token, the text of an echoed prompt, waits for it, and so do ids and
+class Choice(ABC):
+    """What comes before there is a token, the text of an echoed prompt, waits for it, and so do ids and
     log-probabilities for the text that they belong to. `first` is whether nothing was sent yet."""
 
     def __init__(self, index: int, spec: SequenceSpec, tokenizer: Tokenizer, *, ids: bool) -> None:
@@ -44,8 +45,9 @@ class Choice:
         chunks = [self._released()] if self.first or self._text or self._reasoning else []
         return [*chunks, {**self._chunk(self._ended(), self._last_logprobs(result)), **endings(result)}]
 
+    @abstractmethod
     def whole(self, result: RequestResult) -> Object:
-        raise NotImplementedError
+        """The choice of a reply that is not streamed."""
 
     def _released(self) -> Object:
         text, self._text = self._text, ""
@@ -75,14 +77,17 @@ class Choice:
     def _last_logprobs(self, result: RequestResult) -> Object | None:
         return self._next_logprobs()
 
+    @abstractmethod
     def _piece(self, text: str, reasoning: str) -> Object:
-        raise NotImplementedError
+        """What of a chunk holds text."""
 
+    @abstractmethod
     def _ended(self) -> Object:
-        raise NotImplementedError
+        """The same of the last chunk, which brings none."""
 
+    @abstractmethod
     def _of_tokens(self, tokens: Sequence[TokenLogprobs]) -> Object:
-        raise NotImplementedError
+        """Log-probabilities in the shape of the route."""
 
     def prompt_scores(self, result: RequestResult) -> list[Object | None] | None:
         """What `prompt_logprobs` asked for."""
