@@ -128,6 +128,7 @@ def load_model(
     *,
     slots: int = 1,
     scheduled: bool = False,
+    checkpoint: Checkpoint | None = None,
     tokenizer: Tokenizer | None = None,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
@@ -135,7 +136,8 @@ def load_model(
     """Everything of `config` that names something is looked up before the model is; then the model is found, fetched
     where it has to be, and loaded. `say` gets lines for people: the backend and why, a licence that asks something, a
     context that was lowered. `slots` rows can be open at once; `scheduled`, as many as `--parallel` says, with a prompt
-    cache unless that is off. `tokenizer` takes the place of the checkpoint's own.
+    cache unless that is off. `checkpoint` takes the place of the model that `config` names, and is closed with what is
+    returned; `tokenizer` that of the checkpoint's own.
 
     Raises the errors of mlxcel/errors.py; nothing stays open then.
     """
@@ -143,23 +145,35 @@ def load_model(
     say(parts.chosen.line)
     timed = _Timed(progress, clock)
     with ExitStack() as held:
-        store = ModelStore(config.store_root)
-        found = resolve_model(
-            config.model,
-            sources=manager.model_sources(),
-            store=store,
-            offline=config.offline,
-            progress=timed,
-            say=say,
-        )
-        if found.stored is not None:
-            held.enter_context(store.use(found.stored.name))
-        started = clock()
-        checkpoint = open_checkpoint(found.path, manager)
+        if checkpoint is None:
+            found = _found(config, manager, timed, say, held)
+            started = clock()
+            checkpoint = open_checkpoint(found.path, manager)
+        else:
+            found = ResolvedModel(checkpoint.path, checkpoint.path.name, checkpoint.format, None)
+            started = clock()
         held.callback(checkpoint.close)
         model = _assemble(config, manager, parts, found, checkpoint, tokenizer, timed, say, clock, held)
         times = LoadTimes(clock() - started, timed.seconds.get("download"))
         return LoadedModel(**model, times=times, held=held.pop_all())
+
+
+def _found(
+    config: EngineConfig, manager: PluginManager, progress: Progress, say: Callable[[str], None], held: ExitStack
+) -> ResolvedModel:
+    """The model that is named, kept from being deleted while it is held."""
+    store = ModelStore(config.store_root)
+    found = resolve_model(
+        config.model,
+        sources=manager.model_sources(),
+        store=store,
+        offline=config.offline,
+        progress=progress,
+        say=say,
+    )
+    if found.stored is not None:
+        held.enter_context(store.use(found.stored.name))
+    return found
 
 
 def open_checkpoint(path: Path, manager: PluginManager) -> Checkpoint:

@@ -17,6 +17,7 @@ from mlxcel.warm_up import warm_up_rows
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
+    from mlxcel.core.checkpoint import Checkpoint
     from mlxcel.core.source import Progress
     from mlxcel.core.tokenizer import Tokenizer
     from mlxcel.plugins.manager import PluginManager
@@ -67,15 +68,18 @@ def serve(
     *,
     max_queue_depth: int,
     warm: bool = False,
+    checkpoint: Checkpoint | None = None,
     tokenizer: Tokenizer | None = None,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Serving:
     """Load the model and start its scheduler; with `warm`, unless `--no-warmup` says otherwise, wait for rows that go
-    all the way of a request. `tokenizer` takes the place of the checkpoint's own. Raises as `load_model` does;
+    all the way of a request. `checkpoint` and `tokenizer` are as for `load_model`. Raises as that does;
     UsageError for a scheduler option that this backend or level cannot honour, EngineUnhealthy for one that does not
     get through the rows."""
-    model = load_model(config, manager, progress, scheduled=True, tokenizer=tokenizer, say=say, clock=clock)
+    model = load_model(
+        config, manager, progress, scheduled=True, checkpoint=checkpoint, tokenizer=tokenizer, say=say, clock=clock
+    )
     try:
         settings = scheduler_settings(config, model, max_queue_depth)
         busy: Planner | None = None
