@@ -23,7 +23,9 @@ class SequenceSpec:
     prompt_ids: int32 [P]. `params` has its seed drawn and comes from `bind_params` where it holds texts to be encoded.
     `eos_ids` is the set E of docs/spec/engine.md 5.2. `reasoning` is how the text is split; None: all of it is content.
     With `echo` the prompt stands in front of the reply: its text, and with `logprobs` its tokens. Rows share KV only
-    with rows of the same `cache_salt`, of 1 to MAX_SALT characters, and `isolation` (spec X2, X5).
+    with rows of the same `cache_salt`, of 1 to MAX_SALT characters, and `isolation` (spec X2, X5). `compared` is for
+    tools: with it the log-probabilities of the reply, where there are any, are the scores that its draw compares, after
+    the chain and, for a sampled row, with the noise.
     """
 
     request_id: str
@@ -35,6 +37,7 @@ class SequenceSpec:
     echo: bool = False
     cache_salt: str | None = None
     isolation: bytes | None = None
+    compared: bool = False
 
     def __attrs_post_init__(self) -> None:
         salt = self.cache_salt

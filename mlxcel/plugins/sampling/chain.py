@@ -14,6 +14,7 @@ from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Carry, Drawn, LogitsProcessor
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import RequestError
+from mlxcel.plugins.sampling import noise
 from mlxcel.plugins.sampling.draw import draw_sampled
 from mlxcel.plugins.sampling.history import History
 from mlxcel.plugins.sampling.logit_stages import logit_stages
@@ -184,9 +185,22 @@ class ChainSampler:
         if "processed_logprobs" not in sampling.stages:
             return log_softmax(xp, raw)
         processed = log_softmax(xp, drawn_from)
+        if DRAW in sampling.stages:
+            processed = self._compared(xp, drawn_from, processed, sampling)
         if "raw_logprobs" not in sampling.stages:
             return processed
         return select(xp, sampling.params["processed"], processed, log_softmax(xp, raw))
+
+    def _compared(self, xp: Any, drawn_from: Any, processed: Any, sampling: SamplingArrays) -> Any:
+        """`processed`, but for sampled rows that want them the scores of their draw."""
+        params = sampling.params
+        rows = params["compared"] & ~params["greedy"]
+
+        def scored() -> Any:
+            keys = noise.row_keys(xp, params["seed_low"], params["seed_high"], params["position"], noise.DRAW)
+            return select(xp, rows, noise.scores(xp, drawn_from, keys), processed)
+
+        return when(xp, rows, scored, processed)
 
     def _newline_ids(self, sampling: SamplingArrays) -> np.ndarray | None:
         """bool [V], the ids whose text is newlines only, looked for when a row first uses XTC (spec S22)."""

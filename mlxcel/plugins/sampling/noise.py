@@ -77,11 +77,16 @@ def gumbel_argmax(xp: Any, y: Any, keys: tuple[Any, Any]) -> Any:
     if xp is np:
         rows, ids = np.nonzero(y >= np.max(y, axis=-1, keepdims=True) - np.float32(SPAN))
         if 4 * len(ids) < y.size:
-            scores = np.full(y.shape, -np.inf, np.float32)
+            found = np.full(y.shape, -np.inf, np.float32)
             noise = gumbel(np, words_at(np, (keys[0][rows], keys[1][rows]), ids))
-            scores[rows, ids] = y[rows, ids] + noise
-            return np.argmax(scores, axis=-1).astype(np.int32)
-    return xp.argmax(y + gumbel(xp, words(xp, keys, y.shape[-1])), axis=-1).astype(xp.int32)
+            found[rows, ids] = y[rows, ids] + noise
+            return np.argmax(found, axis=-1).astype(np.int32)
+    return xp.argmax(scores(xp, y, keys), axis=-1).astype(xp.int32)
+
+
+def scores(xp: Any, y: Any, keys: tuple[Any, Any]) -> Any:
+    """y_i + n_i, which the draw compares: float32 [R, V]. y float32 [R, V]; keys two uint32 [R]."""
+    return y + gumbel(xp, words(xp, keys, y.shape[-1]))
 
 
 def choice_seed(seed: int, choice: int) -> int:

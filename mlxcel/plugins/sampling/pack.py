@@ -50,6 +50,7 @@ _ROW: Final = np.dtype(
         ("mirostat_tau", np.float32),
         ("mirostat_eta", np.float32),
         ("processed", np.bool_),
+        ("compared", np.bool_),
         ("listed", np.bool_),  # whether it wants log-probabilities
     ]
 )
@@ -74,7 +75,7 @@ class Drawing:
 def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
     """What `spec` comes to for a vocabulary of V = `vocab`. A field that its row does not use has its off value."""
     p = spec.params
-    features = _features(p, vocab)
+    features = _features(spec, vocab)
     threshold = min(p.xtc_threshold, 0.5)
     values: dict[str, Any] = {
         "greedy": p.greedy,
@@ -98,7 +99,8 @@ def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
         "mirostat": p.mirostat,
         "mirostat_tau": p.mirostat_tau,
         "mirostat_eta": p.mirostat_eta,
-        "processed": _processed(p),
+        "processed": _processed(spec),
+        "compared": spec.compared,
         "listed": p.logprobs is not None,
     }
     record = np.array([tuple(values[name] for name in _ROW.names or ())], _ROW)
@@ -107,8 +109,9 @@ def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
     return Drawing(record.tobytes(), record["adaptive_decay"][0], features, ends, count)
 
 
-def _features(p: SamplingParams, vocab: int) -> frozenset[str]:
-    found = {"processed_logprobs" if _processed(p) else "raw_logprobs"} if p.logprobs is not None else set()
+def _features(spec: SequenceSpec, vocab: int) -> frozenset[str]:
+    p = spec.params
+    found = {"processed_logprobs" if _processed(spec) else "raw_logprobs"} if p.logprobs is not None else set()
     if p.greedy:
         return frozenset(found)
     found.add(DRAW)
@@ -151,8 +154,8 @@ def _temperature_first(p: SamplingParams) -> bool:
     return any(name in filters for name in p.samplers[p.samplers.index("temperature") :])
 
 
-def _processed(p: SamplingParams) -> bool:
-    return p.logprobs_mode == "processed" or p.post_sampling_probs
+def _processed(spec: SequenceSpec) -> bool:
+    return spec.compared or spec.params.logprobs_mode == "processed" or spec.params.post_sampling_probs
 
 
 def pack_drawing(drawings: Sequence[Drawing], vocab: int) -> dict[str, np.ndarray]:
