@@ -27,6 +27,7 @@ API_KEY_VARIABLE: Final = "MLXCEL_API_KEY"
 COMPLETION_VARIABLE: Final = "_MLXCEL_COMPLETE"
 STORE_VARIABLES: Final = ("MLXCEL_MODELS_DIR", "MLXCEL_CACHE_DIR", "XDG_CACHE_HOME")
 STATE_VARIABLE: Final = "XDG_STATE_HOME"
+XLA_VARIABLE: Final = "XLA_FLAGS"
 ROWS: Final = "max_num_seqs"
 _MAX_FILE: Final = 1 << 20  # bytes of a configuration file
 
@@ -134,6 +135,13 @@ def completion_request(environ: Mapping[str, str] | None = None) -> str | None:
 def api_key_variable(environ: Mapping[str, str] | None = None) -> str | None:
     """A server's key, beside those of its flags; None where there is none."""
     return (os.environ if environ is None else environ).get(API_KEY_VARIABLE) or None
+
+
+def variables_in_force(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For records of measurements: our variables that are set, and XLA's flags. Keys are not among them."""
+    environ = os.environ if environ is None else environ
+    names = sorted(name for name in environ if name.startswith("MLXCEL_") or name == XLA_VARIABLE)
+    return {name: environ[name] for name in names if not name.endswith("_KEY")}
 
 
 def set_variables(values: Mapping[str, str | None], *, unless_set: Mapping[str, str]) -> None:

@@ -36,6 +36,9 @@ BUILT_IN: Final = (
     BuiltIn("download", "mlxcel.cli.download:command", "Fetch models into the store and verify them.", "Models"),
     BuiltIn("rm", "mlxcel.cli.rm:command", "Delete models from the store.", "Models"),
     BuiltIn("inspect", "mlxcel.cli.inspect:command", "What a checkpoint holds, and whether it fits.", "Models"),
+    BuiltIn(
+        "bench-engine", "mlxcel.cli.bench_engine:command", "Measure decode speed and time to first token.", "Measuring"
+    ),
     BuiltIn("plugins", "mlxcel.cli.plugins:command", "What is installed, registered, and failed.", "Installation"),
     BuiltIn("doctor", "mlxcel.cli.doctor:command", "Check this installation.", "Installation"),
     BuiltIn("completion", "mlxcel.cli.completion:command", "Print the completion script of a shell.", "Installation"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 THRESHOLD_PERCENT: Final = 1.0
-"""Just above the widest difference that two arms with the same flags showed (docs/adr/0007-unified-batch-native-engine.md)."""
+"""Just above the widest difference between arms with the same flags (docs/adr/0007-unified-batch-native-engine.md)."""
 
 BETTER: Final[Mapping[str, int]] = {"ttft_ms": -1, "decode_tok_s": 1}
 """The figures of a cell that may not get worse: 1 where more is better, -1 where less is."""
