@@ -8,7 +8,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from mlxcel.plugins.discovery import GROUP, EntryPoint
 from mlxcel.plugins.manager import PluginManager
 from mlxcel.serve_engine import Serving, serve
 from mlxcel.server.app import create_app
+from mlxcel.server.run import listen, run
 from mlxcel.server.settings import ServerSettings, serving_config
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 
@@ -41,10 +42,10 @@ def plugins(scripted: bool) -> PluginManager:
 
 class ScriptServer:
     """What a test holds of a server that runs. Threads of tests may ask it; `app`, `state` and `serving` are the
-    server's own, to be looked at."""
+    server's own, to be looked at; `end` ends it before its time."""
 
-    def __init__(self, port: int, app: Starlette, serving: Serving) -> None:
-        self.port, self.app, self.serving = port, app, serving
+    def __init__(self, port: int, app: Starlette, serving: Serving, end: Callable[[], None]) -> None:
+        self.port, self.app, self.serving, self.end = port, app, serving, end
         self.state = app.state.server
         self.url = f"http://127.0.0.1:{port}"
 
@@ -108,7 +109,70 @@ class ScriptServer:
 def running(model: Path, settings: ServerSettings | None = None, **options: Any) -> Iterator[ScriptServer]:
     """A server over the checkpoint in `model`, whose replies the script plugin makes, from bytes, unless `options` name
     another backend."""
-    settings = settings or ServerSettings()
+    app, made = _application(model, settings or ServerSettings(), options)
+    bound = socket.create_server(("127.0.0.1", 0), backlog=100)
+    port = bound.getsockname()[1]
+    hypercorn = Config()
+    hypercorn.bind = [f"fd://{bound.detach()}"]
+    hypercorn.graceful_timeout = 0.1
+    hypercorn.errorlog = None
+    loop, over = asyncio.new_event_loop(), asyncio.Event()
+
+    def work() -> None:
+        loop.run_until_complete(run_hypercorn(app, hypercorn, shutdown_trigger=over.wait))  # type: ignore[arg-type]
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+    def end() -> None:
+        if thread.is_alive():
+            GATE.open.set()
+            loop.call_soon_threadsafe(over.set)
+            thread.join(30)
+
+    thread = threading.Thread(target=work, name="script-server")
+    thread.start()
+    try:
+        state = app.state.server
+        asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(60)
+        assert state.failure is None, state.failure
+        yield ScriptServer(port, app, made[0], end)
+    finally:
+        end()
+
+
+@contextmanager
+def commanded(model: Path, settings: ServerSettings | None = None, **options: Any) -> Iterator[ScriptServer]:
+    """As `running`, served as `mlxcel serve` does it: with its socket, its bounds on connections, and its end."""
+    settings = settings or ServerSettings(port=0)
+    app, made = _application(model, settings, options)
+    state, loops, ready = app.state.server, [], threading.Event()
+    sock = listen(settings)
+    port = sock.getsockname()[1]
+
+    def is_ready() -> None:
+        loops.append(asyncio.get_running_loop())
+        ready.set()
+
+    thread = threading.Thread(target=lambda: run(app, sock, ready=is_ready), name="commanded-server")
+
+    def end() -> None:
+        if thread.is_alive():
+            GATE.open.set()
+            loops[0].call_soon_threadsafe(state.over.set)
+            thread.join(30)
+            assert not thread.is_alive()
+
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield ScriptServer(port, app, made[0], end)
+    finally:
+        end()
+
+
+def _application(model: Path, settings: ServerSettings, options: dict[str, Any]) -> tuple[Starlette, list[Serving]]:
+    """And where its model will be once it is loaded."""
     GATE.open.set()
     config = serving_config(EngineConfig.resolve({"model": str(model), "backend": "script", **options}, environ={}))
     made: list[Serving] = []
@@ -125,29 +189,4 @@ def running(model: Path, settings: ServerSettings | None = None, **options: Any)
         made.append(serving)
         return serving
 
-    app = create_app(settings, load, config=config)
-    bound = socket.create_server(("127.0.0.1", 0), backlog=100)
-    port = bound.getsockname()[1]
-    hypercorn = Config()
-    hypercorn.bind = [f"fd://{bound.detach()}"]
-    hypercorn.graceful_timeout = 0.1
-    hypercorn.errorlog = None
-    loop, over = asyncio.new_event_loop(), asyncio.Event()
-
-    def run() -> None:
-        loop.run_until_complete(run_hypercorn(app, hypercorn, shutdown_trigger=over.wait))  # type: ignore[arg-type]
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
-
-    thread = threading.Thread(target=run, name="script-server")
-    thread.start()
-    try:
-        state = app.state.server
-        asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(60)
-        assert state.failure is None, state.failure
-        yield ScriptServer(port, app, made[0])
-    finally:
-        GATE.open.set()
-        loop.call_soon_threadsafe(over.set)
-        thread.join(30)
+    return create_app(settings, load, config=config), made

@@ -1,5 +1,6 @@
 """Bodies of requests: what is taken, what is ignored, what is refused, and where (docs/spec/clients.md 3.3 to 3.5)."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ class State:
     def __init__(self, strict: bool) -> None:
         self.settings = ServerSettings(strict=strict)
         self.unknown = Ignored()
+        self.long_bodies = asyncio.Semaphore()
 
 
 def reading(kind: type[Any], strict: bool = False) -> tuple[TestClient, State]:

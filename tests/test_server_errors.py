@@ -37,6 +37,8 @@ CASES: list[tuple[Exception, int, str, str | None, str, str]] = [
      "invalid_request_error", "invalid_request_error"),
     (refusals.UnsupportedMediaType("x"), 415, "invalid_request_error", "unsupported_media_type",
      "invalid_request_error", "invalid_request_error"),
+    (refusals.BodyTooSlow(8, 30.0), 408, "invalid_request_error", "request_timeout", "invalid_request_error",
+     "invalid_request_error"),
     (refusals.BodyTooLarge(8), 413, "invalid_request_error", "body_too_large", "invalid_request_error",
      "request_too_large"),
     (ValueError("secret"), 500, "server_error", "internal_error", "server_error", "api_error"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import socket
@@ -16,19 +15,14 @@ import pytest
 from asked_app import asked
 from plugin_doubles import HEADER
 from script_plugin import GATE
-from script_server import plugins, running
+from script_server import commanded, running
 from starlette.testclient import TestClient
 from tiny_checkpoint import write_tiny_llama
 
-from mlxcel.config import EngineConfig
-from mlxcel.core.source import NoProgress
 from mlxcel.plugins.manager import PluginManager
-from mlxcel.serve_engine import serve
-from mlxcel.server.app import create_app
 from mlxcel.server.body_limit import HEADERS
-from mlxcel.server.run import listen, run, url
+from mlxcel.server.run import listen, url
 from mlxcel.server.settings import ServerSettings
-from mlxcel.testing.byte_tokenizer import ByteTokenizer
 
 
 @pytest.fixture(scope="module")
@@ -92,26 +86,14 @@ def test_equal_ids_of_live_requests_are_told_apart(model: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(model: Path) -> Iterator[tuple[str, int]]:
-    """A server run by `run`, which ends with its engine."""
-    config = EngineConfig.resolve({"model": str(model), "backend": "reference-numpy"}, environ={})
-    manager = PluginManager.load(only=(), trace=None)
-    settings, ready, loops = ServerSettings(port=0), threading.Event(), []
+    with commanded(model, backend="reference-numpy") as server:
+        yield "127.0.0.1", server.port
 
-    def is_ready() -> None:
-        loops.append(asyncio.get_running_loop())
-        ready.set()
 
-    app = create_app(settings, lambda: serve(config, manager, NoProgress(), max_queue_depth=4), config=config)
-    sock = listen(settings)
-    host, port = sock.getsockname()
-    assert url(settings, sock) == f"http://127.0.0.1:{port}"
-    thread = threading.Thread(target=lambda: run(app, sock, ready=is_ready))
-    thread.start()
-    assert ready.wait(30)
-    yield host, port
-    loops[0].call_soon_threadsafe(app.state.server.over.set)
-    thread.join(30)
-    assert not thread.is_alive()
+def test_the_port_that_was_found_is_told() -> None:
+    settings = ServerSettings(port=0)
+    with listen(settings) as sock:
+        assert url(settings, sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 def exchange(address: tuple[str, int], sent: bytes) -> bytes:
@@ -169,39 +151,15 @@ def test_a_client_that_reads_nothing_cannot_hold_up_the_end(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """3.11: sockets are closed, whatever is still unsent."""
-    monkeypatch.setattr("mlxcel.server.run.CLOSING", 0.05)
-    config = EngineConfig.resolve({"model": str(model), "backend": "script"}, environ={})
-    settings, loops, ready = ServerSettings(port=0), [], threading.Event()
-
-    def load() -> Any:
-        manager = plugins(scripted=True)
-        return serve(config, manager, NoProgress(), max_queue_depth=4, tokenizer=ByteTokenizer())
-
-    def is_ready() -> None:
-        loops.append(asyncio.get_running_loop())
-        ready.set()
-
-    app = create_app(settings, load, config=config)
-    sock = listen(settings)
-    address = sock.getsockname()
-    thread = threading.Thread(target=lambda: run(app, sock, ready=is_ready))
-    thread.start()
-    assert ready.wait(30)
-    state = app.state.server
-    body = json.dumps({"prompt": f"<<{'a' * 1000}>>", "n": 16, "logprobs": 10, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-        connection.connect(address)
-        connection.sendall(head.encode() + body)
-        while state.served.serving.scheduler.stats().request_finished_total.total() < 16:
+    monkeypatch.setattr("mlxcel.server.run.CLOSING", 0.02)
+    body = {"prompt": f"<<{'a' * 1000}>>", "n": 16, "logprobs": 10, "stream": True}
+    with commanded(model) as server, server.raw("/v1/completions", body, buffer=2048):
+        while server.serving.scheduler.stats().request_finished_total.total() < 16:
             threading.Event().wait(0.01)
-        loops[0].call_soon_threadsafe(state.over.set)
-        thread.join(30)
-        assert not thread.is_alive()
+        server.end()
     gc.collect()  # what was left behind is found now
     assert "left behind" in caplog.text
-    assert not state.served.serving.scheduler.healthy
+    assert not server.serving.scheduler.healthy
 
 
 # --- routes of plugins ------------------------------------------------------------------------------------------------

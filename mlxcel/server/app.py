@@ -16,6 +16,7 @@ from mlxcel.core.named import load_target
 from mlxcel.core.source import NoProgress
 from mlxcel.plugins.manager import PluginManager
 from mlxcel.serve_engine import Serving, serve
+from mlxcel.server.arrival import Arrival
 from mlxcel.server.body_limit import BodyLimit
 from mlxcel.server.cors import Cors
 from mlxcel.server.faults import EXCEPTION_HANDLERS, Faults
@@ -76,6 +77,7 @@ def create_app(
         routes=built_in_routes(),
         middleware=[
             Middleware(RequestIds, state=state),
+            Middleware(Arrival),
             Middleware(Faults),
             Middleware(Cors, settings=settings),
             Middleware(Keys, settings=settings),

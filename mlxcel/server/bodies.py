@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
@@ -44,23 +45,34 @@ B = TypeVar("B", bound=Body)
 
 async def read_body(request: Request, kind: type[B]) -> B:
     """The fields of `kind` that the body gives, those of sampling in `sampling` as they were written; null is "not
-    given". The first fault in the body's order counts.
+    given". The first fault in the body's order counts. A long body is read off the event loop, and one at a time: as
+    Python's objects it may be seconds of work and many times its size.
 
     UnsupportedMediaType; RequestError, UnsupportedField, and under `--strict` UnknownField.
     """
     media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media != JSON:
         raise UnsupportedMediaType(f"the body is {shown(media)}, {JSON} is read here", hint=f"send `{JSON}`")
-    body = await request.body()
-    document = parse_json(body)
-    if not isinstance(document, dict):
-        raise RequestError(f"the body is {shown(document)}, a JSON object is needed")
+    body = bytearray()
+    async for part in request.stream():
+        body += part  # parts may be of a byte each, and an object of Python's for each would be many times the body
     server: ServerState = request.app.state.server
     reader = _Reader(kind, strict=server.settings.strict, long=len(body) > MOST_TEXT)
-    made: B = reader.read(document)
+    if len(body) > MOST_TEXT:
+        async with server.long_bodies:
+            made: B = await asyncio.to_thread(_read, body, reader)
+    else:
+        made = _read(body, reader)
     for name in reader.unknown:
         server.unknown.ignored(name, f"{request.method} {request.url.path}")
     return made
+
+
+def _read(body: bytearray, reader: _Reader) -> Any:
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise RequestError(f"the body is {shown(document)}, a JSON object is needed")
+    return reader.read(document)
 
 
 class _Reader:

@@ -13,9 +13,6 @@ from mlxcel.server.refusals import BodyTooLarge, HeadersTooLarge, Refusal
 HEADERS: Final = 16 << 10
 """Bytes of names and values."""
 
-DRAINED: Final = 4
-"""Times the limit that is read and dropped before the refusal: a client that is still sending would not see it."""
-
 
 class BodyLimit:
     """Refuses by the length that is stated; where none is, `receive` raises BodyTooLarge at the byte too many."""
@@ -32,7 +29,6 @@ class BodyLimit:
             return
         stated = Headers(scope=scope).get("content-length", "")
         if stated.isdecimal() and int(stated[:20]) > self._limit:
-            await self._drop(receive)
             await self._refuse(BodyTooLarge(self._limit), scope, receive, send)
             return
         read = 0
@@ -42,8 +38,6 @@ class BodyLimit:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self._limit:
-                if message.get("more_body", False):
-                    await self._drop(receive)
                 raise BodyTooLarge(self._limit)
             return message
 
@@ -51,11 +45,3 @@ class BodyLimit:
 
     async def _refuse(self, error: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         await error_response(error, shape_of(scope["path"]), scope["state"]["request_id"])(scope, receive, send)
-
-    async def _drop(self, receive: Receive) -> None:
-        dropped = 0
-        while dropped <= DRAINED * self._limit:
-            message = await receive()
-            dropped += len(message.get("body", b""))
-            if not message.get("more_body", False):
-                return

@@ -57,6 +57,7 @@ OPENAI_TYPES: Final[Mapping[int, str]] = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     431: "invalid_request_error",

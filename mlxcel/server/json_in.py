@@ -22,7 +22,7 @@ MOST_NAME: Final = 256
 """Characters of a name in a path: a body is at liberty to have names of megabytes."""
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | bytearray) -> Any:
     """Plain data. RequestError with the byte at which the body is no JSON; of a body cut short that is its length.
 
     Half a character, which JSON can spell, is refused by the path of its field.
@@ -52,7 +52,7 @@ def inside(path: str, key: str | int) -> str:
     return f"{path}.{key}" if _NAME.fullmatch(key) else f'{path}["{key}"]'
 
 
-def _second_reading(body: bytes, fault: str) -> Any:
+def _second_reading(body: bytes | bytearray, fault: str) -> Any:
     """By Python's own reader, which takes numbers beyond float64 and halves of characters, so that the one who checks
     the field can say what is wrong, and knows the place of what is wrong in JSON itself."""
     try:

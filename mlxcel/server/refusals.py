@@ -72,6 +72,18 @@ class MethodNotAllowed(Refusal):
         )
 
 
+class BodyTooSlow(Refusal):
+    """A body that does not arrive."""
+
+    status, code = 408, "request_timeout"
+
+    def __init__(self, read: int, seconds: float) -> None:
+        super().__init__(
+            f"{read} bytes of the body came in {seconds:.0f} seconds, and then it was not waited for any more",
+            hint="send it at once",
+        )
+
+
 class BodyTooLarge(Refusal):
     """More bytes than `--max-body-size`."""
 

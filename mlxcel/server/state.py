@@ -28,7 +28,7 @@ class ServerState:
     """`served` is there from "ready" on. The phase changes on the event loop alone; `settled` is set when loading is
     over, whatever came of it, `over` when the engine is gone though nobody asked for that.
 
-    `started` is Unix time, whole seconds; `clock` counts seconds for durations.
+    `started` is Unix time, whole seconds; `clock` counts seconds for durations. Who holds `long_bodies` may read one.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class ServerState:
         self.requests = LiveRequests(self._done)
         self.snapshots: Snapshots | None = None
         self.unknown = UnknownFields()
+        self.long_bodies = asyncio.Semaphore()
         self.settled = asyncio.Event()
         self.over = asyncio.Event()
 
