@@ -24,6 +24,7 @@ Origin = Literal["flag", "environment", "config", "default"]
 
 CONFIG_VARIABLE: Final = "MLXCEL_CONFIG"
 API_KEY_VARIABLE: Final = "MLXCEL_API_KEY"
+OPENAI_KEY_VARIABLE: Final = "OPENAI_API_KEY"
 COMPLETION_VARIABLE: Final = "_MLXCEL_COMPLETE"
 STORE_VARIABLES: Final = ("MLXCEL_MODELS_DIR", "MLXCEL_CACHE_DIR", "XDG_CACHE_HOME")
 STATE_VARIABLE: Final = "XDG_STATE_HOME"
@@ -142,6 +143,11 @@ def variables_in_force(environ: Mapping[str, str] | None = None) -> dict[str, st
     environ = os.environ if environ is None else environ
     names = sorted(name for name in environ if name.startswith("MLXCEL_") or name == XLA_VARIABLE)
     return {name: environ[name] for name in names if not name.endswith("_KEY")}
+
+
+def openai_key_variable(environ: Mapping[str, str] | None = None) -> str | None:
+    """The key that OpenAI's clients send to whatever server they are pointed at; None where there is none."""
+    return (os.environ if environ is None else environ).get(OPENAI_KEY_VARIABLE) or None
 
 
 def set_variables(values: Mapping[str, str | None], *, unless_set: Mapping[str, str]) -> None:

@@ -39,6 +39,7 @@ BUILT_IN: Final = (
     BuiltIn(
         "bench-engine", "mlxcel.cli.bench_engine:command", "Measure decode speed and time to first token.", "Measuring"
     ),
+    BuiltIn("bench", "mlxcel.cli.bench:command", "Measure speed: `bench serve`, a server's.", "Measuring"),
     BuiltIn("plugins", "mlxcel.cli.plugins:command", "What is installed, registered, and failed.", "Installation"),
     BuiltIn("doctor", "mlxcel.cli.doctor:command", "Check this installation.", "Installation"),
     BuiltIn("completion", "mlxcel.cli.completion:command", "Print the completion script of a shell.", "Installation"),
