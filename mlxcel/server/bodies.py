@@ -108,7 +108,7 @@ class _Reader:
                 self._nested(name, value, values[field.name])
         elif self._kind.samples and (name in OUR_NAME or name in REFUSED):
             sampling[name] = value
-        elif self._kind.samples and (name in IDLE or name in UNSUPPORTED):
+        elif name in UNSUPPORTED or (self._kind.samples and name in IDLE):
             check_known(name, value, strict=self._strict)
         else:
             self._unknown(name, self._known)
