@@ -1,0 +1,1 @@
+"""The parts of engine_bench_rounds.py: arms, schedule, gate, process, records, summary, comparison."""
