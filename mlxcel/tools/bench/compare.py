@@ -71,7 +71,7 @@ class Base:
                 raise ValueError("no header with rows behind it")
         except OSError as error:
             raise UsageError(f"--compare {file}: {error.strerror or error}", hint="name a file of --out") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(
                 f"--compare {file}: it holds no records of {TOOL}: {type(error).__name__}: {error}",
                 hint="name a file that --out wrote, or that stdout was kept in",
