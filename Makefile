@@ -6,10 +6,10 @@ WORKERS ?= 2
 SOURCES := mlxcel backends tests benchmarks examples setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format type bench docs clean
+.PHONY: help demo test test-slow lint format type bench bench-engine bench-gate docs clean
 
 help:
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 demo: $(VENV)/.base ## install, fetch the default model, and answer a question
 	$(BIN)/mlxcel generate -p "Why is the sky blue?"
@@ -37,6 +37,14 @@ type: $(VENV)/.dev ## mypy, strict
 bench: $(VENV)/.dev ## what the command line costs to start, and how fast NumPy decodes
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/cpu_decode.py "$$($(BIN)/mlxcel download smollm2-135m-instruct)"
+
+bench-engine: $(VENV)/.base ## decode speed and time to first token: MODEL=..., ARGS=... (docs/benchmarking.md)
+	$(BIN)/mlxcel bench-engine $(MODEL) $(ARGS)
+
+bench-gate: $(VENV)/.base ## the same, and fail where it is slower than BASE=RECORDS: MODEL=..., ARGS=... as then
+	@test -n "$(BASE)" || { echo "error: BASE names no records"; \
+	  echo "hint: make bench-engine ARGS='--out FILE' takes them, make bench-gate BASE=FILE compares"; exit 2; }
+	$(BIN)/mlxcel bench-engine $(MODEL) --compare "$(BASE)" $(ARGS)
 
 docs: $(VENV)/.dev ## write the tables of the documentation anew
 	$(BIN)/python -m mlxcel.cli.reference docs/cli.md docs/sampling.md docs/server.md
