@@ -43,7 +43,7 @@ class KeepingJax(JaxBackend):
         running = self._running
         found = np.zeros((len(plan.logits_rows), running.model.config.vocab_size), np.float32)
         for launch in running.launching.cut(plan):
-            found[launch.draws] = np.asarray(self._forward(launch.shape, launch.buffer)[0])[launch.logits]
+            found[launch.draws] = np.asarray(self._forward(launch)[0])[launch.logits]
         return found
 
     def kv_arrays(self):

@@ -8,10 +8,8 @@ from real_engine import real_engine
 from test_standard_block import MODELS, SMALL
 
 from mlxcel.core.plan import Decode, Piece
-from mlxcel.core.source import NoProgress
 from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.kv.paged import PagedKV
-from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.random_checkpoint import random_checkpoint
 from mlxcel_jax_cuda import backend as jax_backend
 from mlxcel_jax_cuda.backend import JaxBackend
@@ -157,33 +155,3 @@ def test_dense_storage_and_paged_give_the_same_bits(llama):
         for position in range(len(prompt), len(prompt) + STEPS + 1):
             logits, same = paged.backend.kept[row, position], dense.backend.kept[other, position]
             assert logits.tobytes() == same.tobytes()
-
-
-@pytest.mark.slow
-def test_warm_up_compiles_the_programs_of_fused_steps_too(llama, monkeypatch):
-    """Of the light sets, to keep it short: a greedy step and a usual one find theirs, and so do pieces."""
-    examples = ChainSampler.stage_sets
-    monkeypatch.setattr(ChainSampler, "stage_sets", lambda sampler, rows: examples(sampler, rows)[:2])
-    made = engine_of(llama, FusedJax())
-    backend, counted = made.backend, CountedProgress()
-    backend.warm_up(counted)
-    # Decode: forward and draw as one, twice. Pieces: a forward and two draws. Copies of pages, and their clearing.
-    assert counted.calls == [("compile", 2 + 3 + 2), *range(1, 6), 7]
-    for kind in ("greedy", "usual"):
-        rows, _ = run(made, 2, params=ROWS[kind])
-        for row in rows:
-            made.engine.close(row)
-    assert backend.compilations_after_ready == 0
-
-
-class CountedProgress(NoProgress):
-    """What was announced, and how far it came."""
-
-    def __init__(self):
-        self.calls = []
-
-    def start(self, phase, total, unit):
-        self.calls.append((phase, total))
-
-    def advance(self, done):
-        self.calls.append(done)

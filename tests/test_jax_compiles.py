@@ -27,6 +27,7 @@ MORE = (
     {"temperature": 1.0, "dynatemp_range": 0.5, "typical_p": 0.9, "top_n_sigma": 2.0, "top_k": 30},
     {"temperature": 0.9, "logprobs": 20, "logprobs_mode": "processed", "window_frequency_penalty": 0.5},
     {"temperature": 0, "repetition_penalty": 1.2, "repeat_last_n": -1, "logprobs": 5},
+    {"temperature": 0, "prompt_logprobs": 3},
 )
 
 
@@ -42,7 +43,8 @@ def llm(model: Path) -> Iterator[LLM]:
 
 
 def test_h_q3_nothing_is_compiled_for_200_random_requests(llm: LLM) -> None:
-    """H-Q3, spec S44: any number of rows, any length, any set of stages, also of rows that go on from the cache."""
+    """H-Q3, spec S44: any number of rows, any length, any set of stages, also of rows that go on from the cache or
+    have their prompt scored."""
     rng = np.random.default_rng(1)
     shapes = (*SHAPES, *MORE)
     prompts, params = [], []

@@ -20,20 +20,42 @@ def at_r1(**options):
     return caching(MODEL, backend=backend, **{"context": CONTEXT, "chunk": WIDTH, **options})
 
 
+def shapes_of(made):
+    return made.real.backend._running.launching.shapes
+
+
 @pytest.fixture(scope="module")
 def cold():
     return at_r1().run(IDS, STEPS, allowed=False)
 
 
-@pytest.mark.parametrize(("chunk", "slots"), [(WIDTH, 12), (2 * WIDTH, 4), (4 * WIDTH, 4)])
+@pytest.mark.parametrize(("chunk", "slots"), [(WIDTH, 1), (2 * WIDTH, 4), (4 * WIDTH, 40)])
 def test_neither_chunk_nor_parallel_chooses_an_executable(cold, chunk, slots):
-    """P3: each piece is a multiple of the one width, and runs as so many forwards."""
+    """P3, C2: each piece is a multiple of the one width, and runs as so many forwards; so do rows that decode, whatever
+    places there are."""
     made = at_r1(chunk=chunk, slots=slots)
     assert made.level == "R1"
+    assert {(shape.rows, shape.width) for shape in shapes_of(made)} == {(made.engine.caps.r1_rows, 1), (1, WIDTH)}
     assert {span.width % WIDTH for span in made.plan(IDS).pieces} == {0}
     ran = made.run(IDS, STEPS, allowed=False)
     assert_same_bits(cold.logits, ran.logits)
     assert ran.ids == cold.ids
+
+
+def test_more_rows_than_the_one_width_are_several_forwards():
+    """C2: 34 rows in launches of 32 say what each says alone, those in the second launch too."""
+    crowd, lone = at_r1(slots=40).real, at_r1(slots=1).real
+    prompts = [IDS[place : place + 1 + place % 3] for place in range(34)]
+    rows = [crowd.open(prompt) for prompt in prompts]
+    for row, prompt in zip(rows, prompts, strict=True):
+        crowd.engine.prefill(row, crowd.plan(prompt, WIDTH))
+    for _ in range(2):
+        assert len(crowd.engine.step(rows)) == 34
+    for place in (0, 31, 32, 33):
+        logits, ids = lone.alone(prompts[place], 2, WIDTH)
+        found, drew = crowd.close(rows[place])
+        assert_same_bits(logits, found)
+        assert drew == ids
 
 
 def test_a_hit_runs_the_very_pieces_of_a_miss(cold):

@@ -18,6 +18,10 @@ from mlxcel.testing.byte_tokenizer import EOS
 from mlxcel.testing.scripted import SCRIPTED_KV
 
 
+NO_ARRAYS = ("sampling", "scores", "__weakref__")
+"""Of a StepPlan."""
+
+
 def same_arrays(found, expected):
     """Names, shapes, dtypes and bits."""
     assert found.keys() == expected.keys()
@@ -82,8 +86,9 @@ def steps(monkeypatch):
     def compared(rows, parts, lengths, drawing, copies, *, kv, sampler, **options):
         expected, drawn = from_nothing(rows, parts, kv)
         plan = pack_step(rows, parts, lengths, drawing, copies, kv=kv, sampler=sampler, **options)
-        found = {name: getattr(plan, name) for name in StepPlan.__slots__ if name not in ("sampling", "__weakref__")}
+        found = {name: getattr(plan, name) for name in StepPlan.__slots__ if name not in NO_ARRAYS}
         same_arrays(found, expected)
+        assert not plan.scores
         drawing_rows = [row for row, draw in zip(rows, drawn, strict=True) if draw]
         ends = [int(expected["seq_lens"][place]) for place, draw in enumerate(drawn) if draw]
         if drawing_rows:

@@ -3,13 +3,14 @@ asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from mlxcel.core.backend import BackendCaps, Compilations, DeviceMemory, Level
 from mlxcel.core.checkpoint import Checkpoint
@@ -22,24 +23,25 @@ from mlxcel.core.source import Progress
 from mlxcel.errors import BackendFault
 from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
+from mlxcel_jax_cuda.compile_ahead import Program, compile_together
 from mlxcel_jax_cuda.compile_cache import mended
 from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory, enough_memory
 from mlxcel_jax_cuda.drawing import Asked, Found, LastDrawn, draw
 from mlxcel_jax_cuda.forward import at_once, forward, forward_and_draw
 from mlxcel_jax_cuda.fused_decode import fused_block, fused_weights
-from mlxcel_jax_cuda.launch import Launch, Launching, Shape, Widths
+from mlxcel_jax_cuda.launch import Launch, Launching, Widths
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
-from mlxcel_jax_cuda.programs import programs
+from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
-from mlxcel_jax_cuda.running import UNKNOWN, Running
+from mlxcel_jax_cuda.running import COPIES, UNKNOWN, Running
 from mlxcel_jax_cuda.weights import Weights, load_weights
 
 ROWS = (8, 32, 128, 256)
 TOKENS = (64, 512, 2048)
+R1_ROWS = 32
 R1_TOKENS = 512
-COPIES = 8
 
 
 @attrs.frozen(eq=False)
@@ -76,6 +78,7 @@ class JaxBackend:
             run_ahead=True,
             mixed_steps=not at_r1,
             prefill_widths=TOKENS if self._numerics.level == "R0" else (),
+            r1_rows=R1_ROWS,
             r1_tokens=R1_TOKENS,
             compiled=True,
         )
@@ -113,7 +116,7 @@ class JaxBackend:
             slots=layout.slots, chunk=min(layout.chunk, ceil_block(layout.context)), rows=ROWS, tokens=TOKENS
         )
         if self._numerics.level == "R1":
-            widths = Widths(widths.rows[-1:], (R1_TOKENS,))
+            widths = Widths((R1_ROWS,), (R1_TOKENS,))
         fused = None if block is None else fused_weights(block, loaded.weights)
         pages = -(-ceil_block(layout.context) // layout.page_size)
         launching = Launching(widths, slots=layout.slots, pages=pages)
@@ -123,30 +126,45 @@ class JaxBackend:
 
     @mended()
     def warm_up(self, progress: Progress) -> None:
-        """Run every executable of the closed set once, over rows of padding, as a step runs them: behind this no
-        request waits for a compilation, but one that scores, or brings a logits processor of its own."""
+        """Compile every program of the closed set, and run each once over rows of padding, as a step runs it: behind
+        this no request waits for a compilation, but one that brings a logits processor of its own."""
         running = self._started()
-        closed = programs(running.model, running.sampler, running.launching.shapes)
-        progress.start("compile", sum(each.count for each in closed) + 2, "programs")
-        done = 0
+        closed = programs(running.model, running.sampler, running.launching)
+        listed = list(self._listed(running, closed))
+        progress.start("compile", len(listed), "programs")
+        compile_together(listed, progress.advance)
         with enough_memory(self._device, "the arrays of a step"):
             for each in closed:
-                launch = each.launch
                 for asked in each.whole:
-                    self._forward_and_draw(launch, asked)
-                    progress.advance(done := done + 1)
+                    self._forward_and_draw(each.launch, asked)
                 if each.alone:
-                    logits, _ = self._forward(launch.shape, launch.buffer)
-                    progress.advance(done := done + 1)
+                    logits, _ = self._forward(each.launch)
                 for asked in each.draws:
-                    running.last, _ = draw(asked.shape, logits, running.last, asked.buffer)
-                    progress.advance(done := done + 1)
-            self._copy_pages(np.full((1, 3), running.layout.pages, np.int32))
-            running.kv = storage.clear_spoilt(running.layout, running.kv, *running.nobody)
+                    running.last, _ = draw(*running.for_draw(asked, logits))
+            self._copy_pages(running.no_copies)
+            running.kv = storage.clear_spoilt(*running.for_clearing(*running.nobody))
             jax.block_until_ready((running.kv, running.last))  # type: ignore[no-untyped-call]
-        progress.advance(done + 2)
         progress.finish()
         self._ready = compilations().count
+
+    def _listed(self, running: Running, closed: Iterable[Programs]) -> Iterator[Program]:
+        """Every program with what it will be called with, or with what only looks like it."""
+        for each in closed:
+            shape = each.launch.shape
+            for asked in each.whole:
+                yield Program(
+                    f"{shape.words}, {asked.shape.words}", forward_and_draw, running.for_both(each.launch, asked)
+                )
+            if each.alone:
+                yield Program(shape.words, forward, running.for_forward(each.launch))
+            size = (shape.logits, running.model.config.vocab_size)
+            logits: Any = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+                size, jnp.float32, sharding=SingleDeviceSharding(self._device)
+            )
+            for asked in each.draws:
+                yield Program(asked.shape.words, draw, running.for_draw(asked, logits))
+        yield Program("copies of pages", storage.copy_pages, running.for_copies(running.no_copies))
+        yield Program("clearing of pages", storage.clear_spoilt, running.for_clearing(*running.nobody))
 
     @property
     def compilations_after_ready(self) -> int:
@@ -175,7 +193,7 @@ class JaxBackend:
                 if len(launch.draws):
                     drawn.append(self._drawn(plan, launch))
                 else:
-                    logits, _ = self._forward(launch.shape, launch.buffer)
+                    logits, _ = self._forward(launch)
         except Exception as error:
             raise self._fault(error) from error
         routes = {name: count * ran for name, count in running.routes.items()}
@@ -187,7 +205,7 @@ class JaxBackend:
         if self._at_once(launch, asked):
             found = self._forward_and_draw(launch, asked)
         else:
-            logits, seen = self._forward(launch.shape, launch.buffer)
+            logits, seen = self._forward(launch)
             found = self._draw(plan, launch, asked, logits)
         return Drawn.of(launch, found, asked.unread, seen)
 
@@ -207,32 +225,27 @@ class JaxBackend:
         return at_once(self._started().model, launch.shape, asked.shape)
 
     def _forward_and_draw(self, launch: Launch, asked: Asked) -> Found:
-        running, buffer = self._started(), np.concatenate([launch.buffer, asked.buffer])
+        running = self._started()
         found: Found
-        running.kv, running.last, found = forward_and_draw(
-            running.model, launch.shape, asked.shape, running.weights(launch.shape), running.kv, running.last, buffer
-        )
+        running.kv, running.last, found = forward_and_draw(*running.for_both(launch, asked))
         return found
 
-    def _forward(self, shape: Shape, buffer: np.ndarray) -> tuple[jax.Array, jax.Array | None]:
+    def _forward(self, launch: Launch) -> tuple[jax.Array, jax.Array | None]:
         """Logits float32 [R, V], and where layers are watched int32 [S]; the KV is what the launch leaves of it."""
         running = self._started()
-        running.kv, logits, seen = forward(
-            running.model, shape, running.weights(shape), running.kv, running.last.tokens, buffer
-        )
+        running.kv, logits, seen = forward(*running.for_forward(launch))
         return logits, seen
 
     def _draw(self, plan: StepPlan, launch: Launch, asked: Asked, logits: jax.Array) -> Found:
         running = self._started()
         found: Found
-        running.last, found = draw(asked.shape, logits, running.last, asked.buffer)
+        running.last, found = draw(*running.for_draw(asked, logits))
         return found
 
     def _copy_pages(self, copies: np.ndarray) -> None:
         running = self._started()
         for first in range(0, len(copies), COPIES):
-            padded = storage.as_copies(copies[first : first + COPIES], running.layout.pages, COPIES)
-            running.kv = storage.copy_pages(running.layout, running.kv, padded)
+            running.kv = storage.copy_pages(*running.for_copies(copies[first : first + COPIES]))
 
     def read(self, handle: Submitted) -> StepResult:
         running = self._started()
@@ -242,7 +255,7 @@ class JaxBackend:
             result = handle.result()
             for row in handle.rows_not_finite(result):
                 # Whoever gets its pages next masks what lies behind its own end, and 0 times NaN is NaN.
-                running.kv = storage.clear_spoilt(running.layout, running.kv, *running.own(handle.plan, row))
+                running.kv = storage.clear_spoilt(*running.for_clearing(*running.own(handle.plan, row)))
             return result
         except Exception as error:
             raise self._fault(error, ran=True) from error

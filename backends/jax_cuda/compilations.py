@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 
 import attrs
 from jax import monitoring
@@ -15,10 +16,13 @@ class Compilations:
     """Programs compiled, or taken from the compile cache, since the first look."""
 
     count: int = 0
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def heard(self, event: str, duration_secs: float, **details: str | int) -> None:
+        """Told on whichever thread compiles."""
         if event == _EVENT:
-            self.count += 1
+            with self._lock:
+                self.count += 1
 
 
 @functools.cache

@@ -31,6 +31,12 @@ class DrawShape:
         return cls(sampler, rows, sampling.stages, sampling.top_logprobs, params)
 
     @property
+    def words(self) -> str:
+        """For people."""
+        listed = "" if self.top_logprobs is None else f", {self.top_logprobs} log-probabilities"
+        return f"draw of {self.rows} rows: {' '.join(self.stages) or 'greedy'}{listed}"
+
+    @property
     def narrow(self) -> bool:
         """Whether a row brings single numbers and no lists, and asks for its token alone. Such sets of stages are few,
         quickly compiled, and what nearly all rows use."""

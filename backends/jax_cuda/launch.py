@@ -12,6 +12,9 @@ import numpy as np
 from mlxcel.core.plan import StepPlan
 from mlxcel_jax_cuda.numerics import TILE
 
+SCORED = 64
+"""Tokens of a launch that scores, or the least width above: so many rows of V logits it holds, and not its piece."""
+
 NOWHERE = -1
 """The position of a padding token: it is written to no page and read by nobody."""
 
@@ -50,6 +53,11 @@ class Shape:
     def tokens(self) -> int:
         """T."""
         return self.rows * self.width
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"decode of {self.rows} rows" if self.width == 1 else f"piece of {self.width} tokens, {self.logits} read"
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -126,8 +134,13 @@ class Widths:
         return [self.decode_shape(rows, pages) for rows in self.rows]
 
     def pieces(self, pages: int) -> list[Shape]:
-        """Every launch of a piece of which at most a tile of tokens gives logits."""
-        return [Shape(rows=1, width=width, logits=TILE, pages=pages) for width in self.tokens]
+        """Every launch of a piece that is not scored."""
+        return [self.piece_shape(width, pages) for width in self.tokens]
+
+    def scores(self, pages: int) -> Shape:
+        """The launch of tokens that are scored."""
+        width = self.piece(SCORED)
+        return Shape(rows=1, width=width, logits=width, pages=pages)
 
     def decode(self, count: int) -> int:
         return next(width for width in self.rows if width >= count)
@@ -139,6 +152,9 @@ class Widths:
     def piece(self, length: int) -> int:
         """The least width that holds `length`; the widest for a piece that takes several launches."""
         return next((width for width in self.tokens if width >= length), self.tokens[-1])
+
+    def piece_shape(self, length: int, pages: int) -> Shape:
+        return Shape(rows=1, width=self.piece(length), logits=TILE, pages=pages)
 
 
 def _up_to(most: int, widths: Sequence[int]) -> tuple[int, ...]:
@@ -156,8 +172,12 @@ class Launching:
 
     @property
     def shapes(self) -> list[Shape]:
-        """Every shape of a launch, but those of pieces that are scored."""
+        """Every shape of a launch, but the one of tokens that are scored."""
         return [*self._widths.decodes(self.pages), *self._widths.pieces(self.pages)]
+
+    @property
+    def scores(self) -> Shape:
+        return self._widths.scores(self.pages)
 
     def cut(self, plan: StepPlan) -> Iterator[Launch]:
         """A launch for all rows that decode and one or more for each piece, in the order of the plan."""
@@ -169,9 +189,21 @@ class Launching:
             yield self._decode(plan, decodes[first : first + most])
         for row in pieces:
             start, end = int(plan.query_start[row]), int(plan.query_start[row + 1])
-            width = widths.piece(end - start)
-            for begin in range(start, end, width):
-                yield self._piece(plan, row, begin, min(begin + width, end), width)
+            scored = self._first_scored(plan, start, end)
+            for shape, low, high in (
+                (widths.piece_shape(scored - start, self.pages), start, scored),
+                (self.scores, scored, end),
+            ):
+                for begin in range(low, high, shape.width):
+                    yield self._piece(plan, row, begin, min(begin + shape.width, high), shape)
+
+    def _first_scored(self, plan: StepPlan, start: int, end: int) -> int:
+        """Where launches begin that score, of the tokens `start` … `end` - 1 of a piece; `end` where it draws at most.
+        So many of their widths from its beginning, as at R1 every launch is."""
+        wanted = plan.logits_rows[(plan.logits_rows >= start) & (plan.logits_rows < end)]
+        if len(wanted) == 0 or not (plan.scores or len(wanted) > 1):
+            return end
+        return start + (int(wanted[0]) - start) // self.scores.width * self.scores.width
 
     def _decode(self, plan: StepPlan, rows: np.ndarray) -> Launch:
         count = len(rows)
@@ -193,11 +225,10 @@ class Launching:
         drawing = np.flatnonzero(wanted >= 0)
         return Launch(shape, buffer, wanted[drawing], drawing, slots[drawing])
 
-    def _piece(self, plan: StepPlan, row: int, begin: int, end: int, width: int) -> Launch:
+    def _piece(self, plan: StepPlan, row: int, begin: int, end: int, shape: Shape) -> Launch:
         """Tokens `begin` … `end` - 1 of the plan, of one row. A later launch of a piece goes on with the state that the
         one before it left, so that the older copy stays as it was."""
         wanted = np.flatnonzero((plan.logits_rows >= begin) & (plan.logits_rows < end))
-        shape = Shape(rows=1, width=width, logits=TILE if len(wanted) <= TILE else width, pages=self.pages)
         buffer, fields = self._padded(shape)
         slot, copy = int(plan.slots[row]), int(plan.state_copies[row])
         fields.token_ids[0, : end - begin] = plan.token_ids[begin:end]
@@ -209,7 +240,7 @@ class Launching:
         table = plan.page_tables[row, : self.pages]
         fields.page_tables[0, : len(table)] = table
         # Of positions that are scored none is a draw that the row goes on with.
-        carries = slot if len(wanted) == 1 else self._slots
+        carries = self._slots if shape == self.scores else slot
         return Launch(shape, buffer, wanted, np.arange(len(wanted)), np.full(len(wanted), carries, np.int32))
 
     def _padded(self, shape: Shape) -> tuple[np.ndarray, Fields]:

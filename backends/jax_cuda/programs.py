@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
 
+from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Sampler
 from mlxcel_jax_cuda.drawing import Asked, DrawShape
 from mlxcel_jax_cuda.forward import at_once
-from mlxcel_jax_cuda.launch import Launch, Shape
+from mlxcel_jax_cuda.launch import Launch, Launching, Shape
 from mlxcel_jax_cuda.model import Model
+
+_LISTS = (0, 1, -1)
+"""Of best ids beside a score: none, some, all V."""
 
 
 @attrs.frozen(eq=False)
@@ -23,22 +27,25 @@ class Programs:
     alone: bool  # whether the forward is one of its own too
     draws: tuple[Asked, ...]  # behind its logits, those that no shape before it had
 
-    @property
-    def count(self) -> int:
-        return len(self.whole) + self.alone + len(self.draws)
 
-
-def programs(model: Model, sampler: Sampler, shapes: Iterable[Shape]) -> list[Programs]:
+def programs(model: Model, sampler: Sampler, launching: Launching) -> list[Programs]:
     """Every program that a step of these shapes may need, each once."""
     found: list[Programs] = []
     known: set[DrawShape] = set()
-    for shape in shapes:
+    for shape, stage_sets in _asked(sampler, launching):
         launch = Launch.of_padding(shape, model.layout.slots)
         everyone = np.full(shape.logits, model.layout.slots, np.int32)
-        asked = [Asked.of(sampler, sampling, everyone) for sampling in sampler.stage_sets(shape.logits)]
+        asked = [Asked.of(sampler, sampling, everyone) for sampling in stage_sets]
         whole = tuple(each for each in asked if at_once(model, shape, each.shape))
-        behind = [each for each in asked if not at_once(model, shape, each.shape)]
-        draws = tuple(each for each in behind if each.shape not in known)
-        known.update(each.shape for each in draws)
+        behind = {each.shape: each for each in asked if not at_once(model, shape, each.shape)}
+        draws = tuple(each for drawing, each in behind.items() if drawing not in known)
+        known.update(behind)
         found.append(Programs(launch, whole, bool(behind) or not whole, draws))
     return found
+
+
+def _asked(sampler: Sampler, launching: Launching) -> Iterator[tuple[Shape, list[SamplingArrays]]]:
+    for shape in launching.shapes:
+        yield shape, sampler.stage_sets(shape.logits)
+    shape = launching.scores
+    yield shape, [sampler.pack_scores(np.zeros(shape.logits, np.int32), top) for top in _LISTS]

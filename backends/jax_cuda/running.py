@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import attrs
+import jax
 import numpy as np
 
 from mlxcel.core.kv import KVLayout
 from mlxcel.core.plan import StepPlan
 from mlxcel.core.sampling import Sampler
 from mlxcel_jax_cuda import storage
-from mlxcel_jax_cuda.drawing import LastDrawn
+from mlxcel_jax_cuda.drawing import Asked, LastDrawn
 from mlxcel_jax_cuda.forward import Read
 from mlxcel_jax_cuda.fused_decode import runs_fused
 from mlxcel_jax_cuda.launch import Launch, Launching, Shape
@@ -19,6 +21,8 @@ from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.standard_block import BlockWeights
 
 UNKNOWN = -1
+COPIES = 8
+"""Pages that one program copies."""
 
 
 def _unknown(running: Running) -> np.ndarray:
@@ -51,6 +55,28 @@ class Running:
         """What a launch of this shape reads."""
         return self.block if self.block is not None and runs_fused(self.model, shape) else self.leaves
 
+    def for_forward(self, launch: Launch) -> tuple[Any, ...]:
+        """The arguments of `forward`."""
+        shape = launch.shape
+        return self.model, shape, self.weights(shape), self.kv, self.last.tokens, launch.buffer
+
+    def for_both(self, launch: Launch, asked: Asked) -> tuple[Any, ...]:
+        """The arguments of `forward_and_draw`."""
+        shape, buffer = launch.shape, np.concatenate([launch.buffer, asked.buffer])
+        return self.model, shape, asked.shape, self.weights(shape), self.kv, self.last, buffer
+
+    def for_draw(self, asked: Asked, logits: jax.Array) -> tuple[Any, ...]:
+        """The arguments of `draw`."""
+        return asked.shape, logits, self.last, asked.buffer
+
+    def for_copies(self, copies: np.ndarray) -> tuple[Any, ...]:
+        """The arguments of `storage.copy_pages`. copies int32 [N, 3], N at most COPIES."""
+        return self.layout, self.kv, storage.as_copies(copies, self.layout.pages, COPIES)
+
+    def for_clearing(self, pages: np.ndarray, slot: np.int32) -> tuple[Any, ...]:
+        """The arguments of `storage.clear_spoilt`."""
+        return self.layout, self.kv, pages, slot
+
     def begin(self, launch: Launch) -> None:
         """Note where a row begins, with its first piece."""
         if launch.shape.width > 1:
@@ -67,6 +93,11 @@ class Running:
         own = table[first:][table[first:] >= 0][: len(pages)]
         pages[: len(own)] = own
         return pages, np.int32(slot)
+
+    @property
+    def no_copies(self) -> np.ndarray:
+        """As in `StepPlan.page_copies`: one that copies nothing."""
+        return np.full((1, 3), self.layout.pages, np.int32)
 
     @property
     def nobody(self) -> tuple[np.ndarray, np.int32]:

@@ -90,6 +90,7 @@ class BackendCaps:
     run_ahead: bool  # a second step may be submitted before the first is read
     mixed_steps: bool  # decode rows and pieces in one step, with the bits of separate steps
     prefill_widths: tuple[int, ...] = ()  # padded widths at R0; () pads nothing
+    r1_rows: int = 0  # the one width of a decode at R1; more rows are several forwards
     r1_tokens: int = 0  # the one width of a piece at R1
     compiled: bool = False  # it compiles what it runs: steps are packed for the sampler's closed list of stage sets
 

@@ -55,6 +55,7 @@ def pack_step(
         sampling=sampling,
         page_copies=np.array(copies, np.int32) if copies else np.zeros((0, 3), np.int32),
         pieces=np.array(pieces, np.bool_),
+        scores=scoring(parts[0]) is not None,
     )
 
 

@@ -165,6 +165,8 @@ class StepPlan:
     """[N, 3] int32: from page, to page, how many positions; made before the forward (spec V5)"""
     pieces: np.ndarray = attrs.field(default=attrs.Factory(lambda plan: np.diff(plan.query_start) > 1, takes_self=True))
     """[S] bool: rows fed by a piece of a plan, which may be one token long, and not by a decode"""
+    scores: bool = False
+    """Whether the tokens behind its R are known, and what the model says of them is asked for: nothing is drawn"""
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,116 @@
+"""Programs compiled side by side before an engine is ready: each once, under a name, and no more after an interrupt."""
+
+import threading
+
+import numpy as np
+import pytest
+from real_engine import real_engine
+from test_standard_block import MODELS, SMALL
+
+from mlxcel.core.source import NoProgress
+from mlxcel.errors import BackendFault
+from mlxcel.plugins.sampling.chain import ChainSampler
+from mlxcel.testing.random_checkpoint import random_checkpoint
+from mlxcel_jax_cuda import compile_ahead
+from mlxcel_jax_cuda.backend import JaxBackend
+from mlxcel_jax_cuda.compilations import compilations
+from mlxcel_jax_cuda.compile_ahead import Program, compile_together
+
+IDS = np.random.default_rng(5).integers(0, SMALL["vocab_size"], 100)
+
+
+class Told(NoProgress):
+    """What was announced, and how far it came."""
+
+    def __init__(self):
+        self.total, self.done = None, [0]
+
+    def start(self, phase, total, unit):
+        assert (phase, unit) == ("compile", "programs")
+        self.total = total
+
+    def advance(self, done):
+        self.done.append(done)
+
+
+@pytest.mark.parametrize("formulas", [True, False])
+def test_each_program_is_compiled_once_and_none_afterwards(monkeypatch, formulas):
+    """Spec S44. By fused steps, and without: greedy and usual rows, pieces, and scores with and without lists. Of the
+    light sets, to keep it short."""
+    examples = ChainSampler.stage_sets
+    monkeypatch.setattr(ChainSampler, "stage_sets", lambda sampler, rows: examples(sampler, rows)[:2])
+    family, overrides = MODELS["llama"]
+    vocab, slots = (512, 2) if formulas else (640, 3)  # no other test has these: nothing is compiled yet
+    shape = {**SMALL, "num_hidden_layers": 1, "vocab_size": vocab, **overrides}
+    backend, told = JaxBackend(device="cpu", level="R0", formulas=formulas), Told()
+    sizes = {"slots": slots, "context": 128, "chunk": 64, "max_logprobs": -1}
+    made = real_engine(random_checkpoint(family(), shape), family(), backend=backend, **sizes)
+    before = compilations().count
+    backend.warm_up(told)
+    assert compilations().count - before == told.total
+    # Two draws with a decode in them, and three programs for pieces; or three for decode, and pieces have its draws.
+    # For scores a forward and three draws. Copies of pages, and their clearing.
+    assert told.total == (2 + 3 if formulas else 3 + 1) + 4 + 2
+    assert told.done == sorted(told.done)
+    assert told.done[-1] == told.total
+    for params in ({}, {"temperature": 0.8, "top_k": 5, "seed": 1}):
+        row = made.open(IDS, **params)
+        for outcome in (made.engine.prefill(row, made.plan(IDS, 64)), *made.engine.step([row])):
+            assert outcome.error is None
+        made.engine.close(row)
+    for start, top in ((0, 0), (98, 5), (3, vocab)):
+        assert made.engine.score(IDS, start, top).top_ids.shape == (99 - start, top)
+    assert backend.compilations_after_ready == 0
+
+
+class Pretended:
+    """A jitted function, as far as it is compiled."""
+
+    def __init__(self, compile_it=lambda: None, lower=lambda: None):
+        self._lower, self.compile = lower, compile_it
+
+    def lower(self, *arguments):
+        self._lower()
+        return self
+
+
+def fail():
+    raise ZeroDivisionError("by zero")
+
+
+@pytest.mark.parametrize("broken", [Pretended(compile_it=fail), Pretended(lower=fail)])
+def test_a_program_that_cannot_be_compiled_is_named(broken):
+    programs = [Program("good", Pretended(), ()), Program("bad one", broken, ()), Program("other", Pretended(), ())]
+    with pytest.raises(BackendFault, match="'bad one' cannot be compiled: ZeroDivisionError: by zero"):
+        compile_together(programs, lambda done: None)
+
+
+def test_programs_are_compiled_side_by_side(monkeypatch):
+    """Each waits for the other: one after the other they would wait for ever."""
+    monkeypatch.setattr(compile_ahead.os, "cpu_count", lambda: 2)
+    met, done = threading.Barrier(2, timeout=30), []
+    compile_together([Program(name, Pretended(met.wait), ()) for name in "ab"], done.append)
+    assert done[-1] == 2
+
+
+def test_an_interrupt_begins_no_other_program(monkeypatch):
+    """Those under way end first: XLA cannot be interrupted."""
+    monkeypatch.setattr(compile_ahead.os, "cpu_count", lambda: 1)
+    began, released = [], threading.Event()
+
+    def slowly():
+        began.append(1)
+        assert released.wait(30)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def programs():
+        for _ in range(5):
+            yield Program("slow", Pretended(slowly), ())
+        threading.Timer(0.05, released.set).start()
+        yield Program("interrupted", Pretended(lower=interrupted), ())
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_together(programs(), lambda done: None)
+    assert len(began) <= 1
