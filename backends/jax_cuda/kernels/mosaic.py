@@ -71,7 +71,12 @@ def shaped(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def launch(
-    body: Callable[..., None], out: Sequence[Any], scratch: Sequence[Any], *operands: Any, **mesh: Any
+    body: Callable[..., None],
+    out: Sequence[Any],
+    scratch: Sequence[Any],
+    *operands: Any,
+    compiler_params: Any = LANE,
+    **mesh: Any,
 ) -> tuple[jax.Array, ...]:
     """`plgpu.kernel` with operands that may be references, to be written in place: before jax 0.11 it refuses those.
 
@@ -83,6 +88,6 @@ def launch(
 
     name = body.__name__
     made: Sequence[jax.Array] = pl.kernel(
-        scoped, out_type=tuple(out), mesh=plgpu.Mesh(**mesh), compiler_params=LANE, name=name
+        scoped, out_type=tuple(out), mesh=plgpu.Mesh(**mesh), compiler_params=compiler_params, name=name
     )(*operands)
     return tuple(made)

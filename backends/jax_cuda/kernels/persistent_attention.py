@@ -1,0 +1,255 @@
+"""Decode attention as a phase of the persistent step: partials of blocks of keys, and their merging.
+
+Same order of summation as `decode_attention`, so the same bits. Old keys and values come through the ring and may have
+been waiting there since before the queries were known. The newest token's were written a moment ago by another block:
+the eight positions with it are read again, over what the ring has of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from mlxcel_jax_cuda.kernels import attention
+from mlxcel_jax_cuda.kernels.attention import BLOCK, FLOOR, HALF, MASKED, Scoring
+from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
+from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, load, plgpu, store
+from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
+from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
+from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work
+from mlxcel_jax_cuda.kernels.row_products_weight import STEP
+from mlxcel_jax_cuda.kernels.sizes import TILE
+
+FAN = 8
+"""Partials that are loaded at a time."""
+
+AGAIN = 8
+"""Positions that are read again: a row of the ring's tiles."""
+
+HALVES = BLOCK // HALF
+
+Partial = tuple[jax.Array, jax.Array, list[jax.Array]]
+"""Maximum [N] and sum [N] of some blocks, and their weighted values, [64, N] of 64 dims each."""
+
+_spread = functools.partial(across, columns=COLUMNS)
+
+
+def _merge(old: Partial, new: Partial) -> Partial:
+    m, by, by_added = attention.factors(old[0], new[0])
+    total = attention.add_scaled(old[1], by, new[1], by_added)
+    by, by_added = _spread(by), _spread(by_added)
+    return m, total, [attention.add_scaled(a, by, b, by_added) for a, b in zip(old[2], new[2], strict=True)]
+
+
+@attrs.frozen
+class Attention:
+    """What the attention phase of a block uses."""
+
+    step: Step
+    work: Work
+    ring: Ring
+    counters: Counters
+    queries: Any  # [N, K, 8, d] bf16 in device memory
+    keys: Any  # [L * pages, K, page_size, d] bf16
+    values: Any
+    page: Any  # [N] int32
+    place: Any  # [N] int32
+    partials: Any  # [items, K, d, 8] float32
+    stats: Any  # [items, K, 2, 8] float32: maxima and sums
+    mixed: Any  # [N, H d] bf16
+    own_queries: Any  # [2, 8, d] bf16 in shared memory
+    weights: Any  # [HALVES, 8, HALF] bf16 in shared memory
+    out: Any  # [8, 64] bf16 in shared memory
+    queries_here: Any
+    newest_here: Any
+
+    def run(self, layer: Any, first_step: Any, results: Any) -> Any:
+        """A block's items of a layer, then its share of the merging; the ring step behind them."""
+        block, items, attended = self.work.block, self.work.items, jnp.int32(self.step.attended)
+        merges = lax.div(attended - block + (self.step.sms - 1), jnp.int32(self.step.sms))
+
+        @pl.when((items > 0) | (merges > 0))
+        def _wait() -> None:
+            self.counters.wait_for_results(results)
+
+        @pl.when(items > 0)
+        def _first_queries() -> None:
+            self._ask_for_queries(jnp.int32(0), self.work.record(jnp.int32(0), 1)[0])
+
+        def item(n: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            step, row, first, run, length = carry
+            upcoming = self.work.record(n + 1, FIELDS)
+
+            @pl.when(n + 1 < items)
+            def _next_queries() -> None:
+                self._ask_for_queries(n + 1, upcoming[0])
+
+            plgpu.barrier_wait(self.queries_here.at[lax.rem(n, jnp.int32(2))])
+            step, partial = self._blocks(layer, n, step, row, first, run, length)
+            self._give(layer, n, row, partial)
+            return step, *upcoming
+
+        record = self.work.record(jnp.int32(0), FIELDS)
+        step = lax.fori_loop(0, items, item, (first_step, *record))[0]
+
+        def merge(n: Any, carry: Any) -> Any:
+            self._merge_one(layer, block + n * self.step.sms)
+            return carry
+
+        lax.fori_loop(0, merges, merge, 0)
+        return step
+
+    def _ask_for_queries(self, n: Any, row: Any) -> None:
+        place = lax.rem(n, jnp.int32(2))
+        queries = self.queries.at[row, self.work.place(n)[1]]
+        plgpu.copy_gmem_to_smem(queries, self.own_queries.at[place], self.queries_here.at[place])
+
+    def _blocks(self, layer: Any, n: Any, step: Any, row: Any, first: Any, run: Any, length: Any) -> tuple[Any, Partial]:
+        """The partial of an item's blocks."""
+        scoring, chunks, ring = Scoring(self.step.scale), self.step.chunks, self.ring
+        kv_head, place = self.work.place(n)[1], lax.rem(n, jnp.int32(2))
+        key = plgpu.broadcasted_iota(jnp.int32, (HALF, COLUMNS), 0, layout=WGMMA)
+        of_side = BLOCK // STEP * chunks  # ring steps of a block's keys, and of its values
+
+        def slot(step: Any, half: int, chunk: int) -> Any:
+            return ring.slot(step + half // 2 * chunks + chunk)
+
+        def has_come(step: Any) -> None:
+            for i in range(of_side):
+                plgpu.barrier_wait(ring.full.at[ring.slot(step + i)])
+
+        def release(step: Any) -> None:
+            for i in range(of_side):
+                plgpu.barrier_arrive(ring.empty.at[ring.slot(step + i)])
+
+        def block(b: Any, carry: Any) -> Any:
+            step, *before = carry
+            of_values = step + of_side
+            newest = length - 1 - first - b * BLOCK  # the newest token's place in this block
+            has_come(step)
+
+            @pl.when(newest < BLOCK)
+            def _again() -> None:
+                has_come(of_values)
+                self._read_again(layer, row, kv_head, step, newest)
+
+            ahead = newest + 1 - key  # of a half's keys: 1 is the token's own
+
+            def scores(*accumulators: Any) -> list[jax.Array]:
+                for i, s in enumerate(accumulators):
+                    for chunk in range(chunks):
+                        keys = ring.slots.at[slot(step, i, chunk), pl.ds(i % 2 * HALF, HALF)]
+                        plgpu.wgmma(s, keys, self.own_queries.at[place, :, pl.ds(chunk * TILE, TILE)].T)
+                plgpu.wgmma_wait(0)
+                return [s[...] for s in accumulators]
+
+            s = pl.run_scoped(scores, *[plgpu.ACC((HALF, COLUMNS), jnp.float32)] * HALVES)
+            release(step)
+            s = [jnp.where(ahead > i * HALF, scoring.squash(x), MASKED) for i, x in enumerate(s)]
+            m = scoring.maximum(jnp.max(functools.reduce(jnp.maximum, s), axis=0))
+            p = [scoring.weights(x, _spread(m)) for x in s]
+            for i, x in enumerate(p):
+                self.weights.at[i].T[...] = plgpu.layout_cast(x.astype(jnp.bfloat16), TRANSPOSED)
+            plgpu.commit_smem()
+
+            @pl.when(newest >= BLOCK)
+            def _not_yet() -> None:
+                has_come(of_values)
+
+            def weigh(*values: Any) -> tuple[jax.Array, list[jax.Array]]:
+                for i in range(HALVES):
+                    for chunk, acc in enumerate(values):
+                        old = ring.slots.at[slot(of_values, i, chunk), pl.ds(i % 2 * HALF, HALF)]
+                        plgpu.wgmma(acc, old.T, self.weights.at[i].T)
+                # By halves, then over one half's rows: more rows would be added in an order that N changes.
+                total = jnp.sum(functools.reduce(jnp.add, p), axis=0)
+                plgpu.wgmma_wait(0)
+                return total, [acc[...] for acc in values]
+
+            total, values = pl.run_scoped(weigh, *[plgpu.ACC((TILE, COLUMNS), jnp.float32)] * chunks)
+            release(of_values)
+            merged = _merge((before[0], before[1], before[2:]), (m, total, values))
+            return of_values + of_side, merged[0], merged[1], *merged[2]
+
+        m, total, values = attention.start(WGMMA, (TILE, COLUMNS), 0)
+        step, m, total, *values = lax.fori_loop(0, run, block, (step, m, total, *[values] * chunks))
+        return step, (m, total, values)
+
+    def _read_again(self, layer: Any, row: Any, kv_head: Any, step: Any, newest: Any) -> None:
+        page, chunks = layer * self.step.pages + self.page[row], self.step.chunks
+        offset = pl.multiple_of(lax.div(self.place[row], jnp.int32(AGAIN)) * AGAIN, AGAIN)
+        run_of_keys, within = lax.div(newest, jnp.int32(STEP)), lax.rem(newest, jnp.int32(STEP))
+        rows = pl.ds(pl.multiple_of(lax.div(within, jnp.int32(AGAIN)) * AGAIN, AGAIN), AGAIN)
+        for side, source in enumerate((self.keys, self.values)):
+            for chunk in range(chunks):
+                slot = self.ring.slot(step + (side * (BLOCK // STEP) + run_of_keys) * chunks + chunk)
+                again = source.at[page, kv_head, pl.ds(offset, AGAIN), pl.ds(chunk * TILE, TILE)]
+                plgpu.copy_gmem_to_smem(again, self.ring.slots.at[slot, rows], self.newest_here)
+        plgpu.barrier_wait(self.newest_here)
+
+    def _give(self, layer: Any, n: Any, row: Any, partial: Partial) -> None:
+        """The result, where the row has no other item; else the partial, for whoever merges it."""
+        (index, kv_head), alone = self.work.place(n), self.work.rows[row, 1] == 1
+        m, total, values = partial
+
+        @pl.when(alone)
+        def _whole() -> None:
+            for chunk, acc in enumerate(values):
+                self._write(row, kv_head, chunk, total, acc)
+            self.counters.result_is_there(self.step.chunks)
+
+        @pl.when(jnp.logical_not(alone))
+        def _part() -> None:
+            for chunk, acc in enumerate(values):
+                store(self.partials.at[index, kv_head, pl.ds(chunk * TILE, TILE)], acc)
+            store(self.stats.at[index, kv_head, 0], m)
+            store(self.stats.at[index, kv_head, 1], total)
+            self.counters.signal(self.step.tile_counters + row * self.step.kv_heads + kv_head)
+
+    def _merge_one(self, layer: Any, number: Any) -> None:
+        """The result of 64 dims of a row and KV head, out of the partials of more than one item, or of none."""
+        chunks, heads = self.step.chunks, self.step.kv_heads
+        chunk, pair = lax.rem(number, jnp.int32(chunks)), lax.div(number, jnp.int32(chunks))
+        row, head = lax.div(pair, jnp.int32(heads)), lax.rem(pair, jnp.int32(heads))
+        first, used = self.work.rows[row, 0], self.work.rows[row, 1]
+
+        @pl.when(used != 1)
+        def _merge_items() -> None:
+            self.counters.wait(self.step.tile_counters + pair, (layer + 1) * used)
+            part = pl.ds(pl.multiple_of(chunk * TILE, TILE), TILE)
+
+            def add_some(i: Any, old: attention.Partial) -> attention.Partial:
+                index = [first + jnp.minimum(i * FAN + s, used - 1) for s in range(FAN)]
+                maxima, sums = ([load(self.stats.at[s, head, which], WGMMA.reduce(0)) for s in index] for which in (0, 1))
+                values = [load(self.partials.at[s, head, part]) for s in index]
+                steps, m = [], old[0]
+                for s in range(FAN):  # a partial past the row's last changes nothing
+                    here = i * FAN + s < used
+                    m, by, by_added = attention.factors(m, jnp.where(here, maxima[s], FLOOR))
+                    steps.append((by, by_added * jnp.where(here, 1.0, 0.0)))
+                _, total, acc = old
+                for s, (by, by_added) in enumerate(steps):
+                    total = attention.add_scaled(total, by, sums[s], by_added)
+                    acc = attention.add_scaled(acc, _spread(by), values[s], _spread(by_added))
+                return m, total, acc
+
+            begin = attention.start(WGMMA, (TILE, COLUMNS), 0)
+            _, total, acc = lax.fori_loop(0, lax.div(used + FAN - 1, jnp.int32(FAN)), add_some, begin)
+            self._write(row, head, chunk, total, acc)
+            self.counters.result_is_there()
+
+    def _write(self, row: Any, kv_head: Any, chunk: Any, total: jax.Array, acc: jax.Array) -> None:
+        result = attention.finish(total, acc, _spread).astype(jnp.bfloat16)
+        store(self.out.T, plgpu.layout_cast(result, TRANSPOSED))
+        plgpu.commit_smem()
+        for column in range(self.step.group):
+            begin = (kv_head * self.step.group + column) * self.step.head_dim + chunk * TILE
+            target = self.mixed.at[pl.ds(row, 1), pl.ds(pl.multiple_of(begin, TILE), TILE)]
+            plgpu.copy_smem_to_gmem(self.out.at[pl.ds(column, 1)], target)
+        plgpu.wait_smem_to_gmem(0)

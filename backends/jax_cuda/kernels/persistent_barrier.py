@@ -1,0 +1,66 @@
+"""How the blocks of the persistent step wait for one another.
+
+All counters are semaphores of the whole grid, zeroed before the launch, which only grow: nothing is reset between
+phases. One counts the results of the whole step, phase after phase; a phase may begin when all results of those before
+it are there. The others count what a single result waits for: the parts of a row tile, the partials of a row and head.
+
+What Mosaic makes of them: a signal is `bar.sync` over the 128 threads of the warpgroup and then `red.release.gpu` by
+one of them, so that what all of them wrote is released; a wait is `ld.relaxed.gpu` in a loop by one thread, then
+`fence.acquire.gpu`, then `bar.sync`. Neither orders the generic proxy (ordinary stores) against the asynchronous one
+(bulk copies): `bulk_reads_follow` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from jax.experimental import pallas as pl
+from jaxlib.mlir.dialects import nvvm
+
+from mlxcel_jax_cuda.kernels.mosaic import plgpu
+
+
+@attrs.frozen
+class Counters:
+    """Of one launch, inside the kernel."""
+
+    refs: Any  # semaphores [1 + …]; the first counts results
+    active: bool = True  # False leaves all waiting out: for measuring alone, what is computed is then undefined
+
+    @classmethod
+    def of_grid(cls, others: int, *, active: bool = True) -> Counters:
+        return cls(pl.get_global(plgpu.SemaphoreType.REGULAR((1 + others,))), active)
+
+    def result_is_there(self, results: int = 1) -> None:
+        """This block has written so many results of the phase. Bulk copies must have been waited for."""
+        self._signal(0, results)
+
+    def wait_for_results(self, results: Any) -> None:
+        """All of so many since the launch began. Bulk reads may follow."""
+        self._wait(0, results)
+        bulk_reads_follow()
+
+    def signal(self, other: Any) -> None:
+        self._signal(1 + other, 1)
+
+    def wait(self, other: Any, value: Any) -> None:
+        self._wait(1 + other, value)
+
+    def _signal(self, index: Any, by: int) -> None:
+        if self.active:
+            plgpu.semaphore_signal(self.refs.at[index], by, memory_scope="gpu")
+
+    def _wait(self, index: Any, value: Any) -> None:
+        if self.active:
+            plgpu.semaphore_wait(self.refs.at[index], value=value, decrement=False, memory_scope="gpu")
+
+
+def bulk_reads_follow() -> None:
+    """What this thread knows to be written by ordinary stores may be read by bulk copies that it starts from here on."""
+
+    @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
+    def fence(_context: Any) -> None:
+        nvvm.fence_proxy(nvvm.ProxyKind.async_)
+
+    fence()

@@ -1,0 +1,241 @@
+"""The shape of a persistent decode step: sizes, who does what, and how far the memory warpgroup runs ahead.
+
+Work is spread by arithmetic on the block's number alone. A unit is one part of a row tile (or of a pair of them, where
+a weight is paired); a phase's units go to the blocks in turn. The unit of part 0 owns its row tile: it adds the parts.
+Owners are the last units of a phase, so that no block waits for a part that comes later in another block's list.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import jax.numpy as jnp
+from jax import lax
+
+from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
+from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
+
+COLUMNS = 8
+"""Rows of a step, the columns of its products."""
+
+SLOT_BYTES = STEP * TILE * 2
+FEWEST_SLOTS, MOST_SLOTS = 6, 13
+MOST_GROUP = 8
+
+ENOUGH_UNITS = 96
+"""Blocks that share a weight: with fewer, the others stand still for longer than a part costs."""
+
+HEAD_DIMS = (64, 128)
+
+PHASES = ("qkv", "attention", "o", "gate_up", "down")
+LEAVABLE = ("attention", "head", "barriers", "products", "loads")
+
+
+def split_for(rows: int, depth: int, facing: int = 0) -> int:
+    """Parts of a weight's depth: the fewest that give `ENOUGH_UNITS`, or as many as the depth has."""
+    items = rows // (TILE * (2 if facing else 1))
+    possible = [split for split in (1, 2, 4, 8) if depth % (STEP * split) == 0]
+    return next((split for split in possible if items * split >= ENOUGH_UNITS), possible[-1])
+
+
+def weight_for(rows: int, depth: int, facing: int = 0) -> Weight:
+    return Weight(rows, depth, split_for(rows, depth, facing), facing)
+
+
+@attrs.frozen
+class Window:
+    """Ring slots asked for and not yet here, at most. What has not come makes everything else that goes to memory wait,
+    the counters' own messages first; what has come waits in the ring for the end of a phase."""
+
+    wide: int = 3
+    narrow: int = 2  # for the first `steps` of a unit: the other warpgroup is likely to be waiting then
+    steps: int = 4
+
+
+@attrs.frozen
+class Units:
+    """One phase's share of the grid. `shift` is the block that gets the first unit."""
+
+    weight: Weight
+    first_row: int  # of the phase's tiles within a layer
+    first_counter: int  # of its row tiles, where it has parts
+    shift: int
+    sms: int
+
+    @property
+    def count(self) -> int:
+        return self.weight.items * self.weight.split
+
+    @property
+    def part_depth(self) -> int:
+        return self.weight.depth // self.weight.split
+
+    @property
+    def part_steps(self) -> int:
+        return self.part_depth // STEP
+
+    @property
+    def steps(self) -> int:
+        """Ring steps of a unit."""
+        return self.part_steps * self.weight.pair
+
+    def first_of(self, block: Any) -> Any:
+        return lax.rem(block + (self.sms - self.shift), jnp.int32(self.sms))
+
+    def count_of(self, block: Any) -> Any:
+        """Units of a block."""
+        return lax.div(self.count - self.first_of(block) + (self.sms - 1), jnp.int32(self.sms))
+
+    def unit(self, block: Any, n: Any) -> tuple[Any, Any]:
+        """(row tile or pair, part) of a block's n-th unit."""
+        number, items = self.first_of(block) + n * self.sms, jnp.int32(self.weight.items)
+        return lax.rem(number, items), self.weight.split - 1 - lax.div(number, items)
+
+    def row(self, item: Any, part: Any) -> Any:
+        """First packed row of a unit within a layer."""
+        return self.first_row + item * (self.weight.pair * self.weight.depth) + part * self.part_depth
+
+
+@attrs.frozen
+class Step:
+    """A whole decode step of a standard block, static.
+
+    ValueError where the kernel cannot do it, with the reason.
+    """
+
+    layers: int
+    qkv: Weight
+    o: Weight
+    gate_up: Weight
+    down: Weight
+    head: Weight
+    heads: int  # H
+    kv_heads: int  # K
+    head_dim: int  # d
+    pages: int  # of one layer
+    page_size: int
+    scale: float
+    eps: float
+    bias: bool = False
+    normed: bool = False  # q and k are normed by head
+    sms: int = SMS
+    window: Window = Window()
+    left_out: tuple[str, ...] = ()  # for measuring: what is computed is then undefined
+    watched: bool = False  # each block notes where it is
+
+    def __attrs_post_init__(self) -> None:
+        wrong = self._misfit()
+        if wrong is not None:
+            raise ValueError(f"no persistent step: {wrong}")
+
+    def _misfit(self) -> str | None:
+        D, H, K, d = self.qkv.depth, self.heads, self.kv_heads, self.head_dim
+        shapes = {
+            "qkv": (self.qkv, (H + 2 * K) * d, D, d // 2),
+            "o": (self.o, D, H * d, 0),
+            "gate_up": (self.gate_up, self.gate_up.rows, D, self.gate_up.rows // 2),
+            "down": (self.down, D, self.gate_up.rows // 2, 0),
+            "head": (self.head, self.head.rows, D, 0),
+        }
+        for name, (weight, *wanted) in shapes.items():
+            if [weight.rows, weight.depth, weight.facing] != wanted:
+                raise_for = f"rows, depth and facing of {name} are {wanted}"
+                return f"{raise_for}, its weight has {[weight.rows, weight.depth, weight.facing]}"
+        if d not in HEAD_DIMS:
+            return f"heads have {d} dims, the kernel knows {HEAD_DIMS}"
+        if H % K or H // K > MOST_GROUP:
+            return f"{H} heads of {K} KV heads: up to {MOST_GROUP} heads can share one"
+        if K % self.together or (self.group > 1 and self.group % self.together):
+            return f"{H} heads of {K} KV heads do not fill tiles of {self.together}, a group a tile"
+        if self.normed and self.together != 1:
+            return f"heads of {d} dims that are normed share a tile"
+        if self.head.split != 1:
+            return f"the head is cut into {self.head.split} parts, it must be whole"
+        if self.page_size != TILE and self.page_size % STEP:
+            return f"page_size={self.page_size} must be {TILE} or a multiple of {STEP}"
+        if self.layers < 1 or self.pages < 1 or self.sms < 1:
+            return f"layers={self.layers}, pages={self.pages} and sms={self.sms} must be 1 or more"
+        if self.slots < FEWEST_SLOTS:
+            return f"tokens of {self.token_depth} values leave {self.slots} ring slots, {FEWEST_SLOTS} are needed"
+        unknown = sorted(set(self.left_out) - set(LEAVABLE))
+        if unknown:
+            return f"nothing is called {unknown}; {LEAVABLE} can be left out"
+        return None
+
+    @property
+    def hidden(self) -> int:
+        return self.qkv.depth
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def together(self) -> int:
+        """Heads of a pair of qkv's row tiles."""
+        return 2 * TILE // self.head_dim
+
+    @property
+    def chunks(self) -> int:
+        """Runs of 64 dims in a head."""
+        return self.head_dim // TILE
+
+    @property
+    def layer_rows(self) -> int:
+        """Packed rows of a layer."""
+        return sum(w.rows * w.depth // TILE for w in (self.qkv, self.o, self.gate_up, self.down))
+
+    @property
+    def token_depth(self) -> int:
+        """Values of a token that a unit needs at a time."""
+        weights = (self.qkv, self.o, self.gate_up, self.down, self.head)
+        return max(w.depth // w.split for w in weights)
+
+    @property
+    def slots(self) -> int:
+        d = self.head_dim
+        queries, weights, staged = 2 * COLUMNS * d * 2, 4 * COLUMNS * TILE * 2, (2 * TILE + TILE) * COLUMNS * 2
+        room = SMEM_BYTES - queries - weights - staged - COLUMNS * self.token_depth * 2
+        return min(room // SLOT_BYTES, MOST_SLOTS)
+
+    @property
+    def copies(self) -> int:
+        """Bulk copies that fill a ring slot: keys of a page smaller than a slot come by themselves."""
+        return STEP // min(self.page_size, STEP)
+
+    @property
+    def product_phases(self) -> dict[str, Units]:
+        """The products of a layer. The first blocks have the least of qkv: attention's few items go to them."""
+        found: dict[str, Units] = {}
+        row, counter = 0, 0
+        for name in ("qkv", "o", "gate_up", "down"):
+            weight: Weight = getattr(self, name)
+            shift = -weight.items * weight.split % self.sms if name == "qkv" else 0
+            found[name] = Units(weight, row, counter, shift, self.sms)
+            row += weight.rows * weight.depth // TILE
+            counter += weight.items if weight.split > 1 else 0
+        return found
+
+    @property
+    def head_units(self) -> Units:
+        return Units(self.head, 0, 0, 0, self.sms)
+
+    @property
+    def tile_counters(self) -> int:
+        return sum(w.items for w in (self.qkv, self.o, self.gate_up, self.down) if w.split > 1)
+
+    @property
+    def attended(self) -> int:
+        """Results of attention in a layer: 64 dims of the heads that share a KV head."""
+        return COLUMNS * self.kv_heads * self.chunks
+
+    def results(self, phase: str) -> int:
+        """Of a layer up to the end of a phase."""
+        each = {name: units.weight.items for name, units in self.product_phases.items()}
+        each["attention"] = 0 if "attention" in self.left_out else self.attended
+        return sum(each[name] for name in PHASES[: PHASES.index(phase) + 1])
+
+    @property
+    def layer_results(self) -> int:
+        return self.results("down")

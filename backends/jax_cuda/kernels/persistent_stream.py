@@ -1,0 +1,174 @@
+"""The memory warpgroup of the persistent step: weight tiles and old KV into one ring, in the order of their use.
+
+It never waits for another block. What it reads nobody writes during the step, but for the newest token's keys and
+values: whoever uses those reads them again (`persistent_attention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from mlxcel_jax_cuda.kernels.attention import BLOCK
+from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
+from mlxcel_jax_cuda.kernels.mosaic import plgpu
+from mlxcel_jax_cuda.kernels.persistent_shape import Step, Units
+from mlxcel_jax_cuda.kernels.row_products_weight import STEP
+from mlxcel_jax_cuda.kernels.sizes import TILE
+
+Carry = tuple[Any, Any]
+"""Ring steps that have been asked for, and those known to have arrived."""
+
+
+@attrs.frozen
+class Work:
+    """A block's share of the decode attention of a step: the same in every layer.
+
+    Item n of a block is the (item, KV head) of number n * sms + block.
+    """
+
+    step: Step
+    block: Any
+    work: Any  # [items, FIELDS + tiles] int32, see `attention_schedule`
+    rows: Any  # [N, 2] int32
+    tables: Any  # [N, P] int32
+
+    @property
+    def items(self) -> Any:
+        if "attention" in self.step.left_out:
+            return jnp.int32(0)
+        used = self.rows[self.rows.shape[0] - 1, 0] + self.rows[self.rows.shape[0] - 1, 1]
+        return lax.div(used * self.step.kv_heads - self.block + (self.step.sms - 1), jnp.int32(self.step.sms))
+
+    def place(self, n: Any) -> tuple[Any, Any]:
+        """(item, KV head)."""
+        number, heads = n * self.step.sms + self.block, jnp.int32(self.step.kv_heads)
+        return lax.div(number, heads), lax.rem(number, heads)
+
+    def record(self, n: Any, fields: int) -> tuple[Any, ...]:
+        """row, first key, blocks, keys of the row, pool row of each tile. To be read one item ahead of its use."""
+        item = jnp.minimum(self.place(n)[0], self.work.shape[0] - 1)
+        return tuple(self.work[item, i] for i in range(fields))
+
+
+@attrs.frozen
+class Ring:
+    """Slots of [STEP, 64] bf16, with a barrier each for "filled" and "read"."""
+
+    slots: Any
+    full: Any
+    empty: Any
+
+    @property
+    def count(self) -> int:
+        return int(self.slots.shape[0])
+
+    def slot(self, step: Any) -> Any:
+        return lax.rem(step, jnp.int32(self.count))
+
+
+def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, work: Work) -> None:
+    """All a block reads in a step. tiles [L * R, 64], head [V * D / 64, 64], keys and values [L * pages, K, page_size,
+    d], all in device memory."""
+    window, copies, block = step.window, step.copies, work.block
+    tile = min(step.page_size, STEP)
+
+    def ask(carry: Carry, under_way: Any, start: Callable[[Any, Any], None]) -> Carry:
+        number, here = carry
+        slot = ring.slot(number)
+
+        def has_come(earlier: Any, _: Any) -> Any:
+            plgpu.barrier_wait(ring.full.at[ring.slot(earlier)])
+            return earlier + 1
+
+        plgpu.barrier_wait(ring.empty.at[slot])
+        here = lax.fori_loop(here, jnp.maximum(here, number + 1 - under_way), has_come, here)
+        start(slot, ring.full.at[slot])
+        return number + 1, here
+
+    def weight(units: Units, source: Any, begin: Any, carry: Carry) -> Carry:
+        def unit(n: Any, carry: Carry) -> Carry:
+            item, part = units.unit(block, n)
+            first = begin + units.row(item, part)
+
+            def fetch(k: Any, carry: Carry) -> Carry:
+                of_pair = lax.div(k, jnp.int32(units.part_steps))
+                row = first + of_pair * units.weight.depth + (k - of_pair * units.part_steps) * STEP
+
+                def start(slot: Any, full: Any) -> None:
+                    for i in range(copies):
+                        rows = pl.ds(pl.multiple_of(row + i * tile, TILE), tile)
+                        target = ring.slots.at[slot, pl.ds(i * tile, tile)]
+                        plgpu.copy_gmem_to_smem(source.at[rows], target, full)
+
+                return ask(carry, jnp.where(k < window.steps, window.narrow, window.wide), start)
+
+            return lax.fori_loop(0, units.steps, fetch, carry)
+
+        return lax.fori_loop(0, units.count_of(block), unit, carry)
+
+    count, first_record = work.items, work.record(jnp.int32(0), FIELDS + BLOCK // tile)
+    page_rows = jnp.int32(step.kv_heads * step.page_size)
+
+    def attention(layer: Any, carry: Carry) -> Carry:
+        def item(n: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            number, here, row, first, run, length, *pool_rows = carry
+            kv_head, upcoming = work.place(n)[1], work.record(n + 1, len(first_record))
+
+            def pool_row(key: Any) -> Any:
+                page = lax.div(key, jnp.int32(step.page_size))
+                page = work.tables[row, jnp.minimum(page, work.tables.shape[1] - 1)]
+                return jnp.where(key < length, page * page_rows + lax.rem(key, jnp.int32(step.page_size)), 0)
+
+            def block_of_keys(b: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+                number, here, *pool_rows = carry
+                following = [pool_row(first + (b + 1) * BLOCK + i * tile) for i in range(len(pool_rows))]
+                asked = (number, here)
+                for source in (keys, values):
+                    for run_of_keys in range(BLOCK // STEP):
+                        for chunk in range(step.chunks):
+
+                            def start(
+                                slot: Any,
+                                full: Any,
+                                source: Any = source,
+                                run_of_keys: int = run_of_keys,
+                                chunk: int = chunk,
+                            ) -> None:
+                                for i in range(copies):
+                                    at = pool_rows[run_of_keys * copies + i]
+                                    page = layer * step.pages + lax.div(at, page_rows)
+                                    offset = pl.multiple_of(lax.rem(at, jnp.int32(step.page_size)), TILE)
+                                    dims = pl.ds(chunk * TILE, TILE)
+                                    plgpu.copy_gmem_to_smem(
+                                        source.at[page, kv_head, pl.ds(offset, tile), dims],
+                                        ring.slots.at[slot, pl.ds(i * tile, tile)],
+                                        full,
+                                    )
+
+                            asked = ask(asked, window.wide, start)
+                return *asked, *following
+
+            asked = lax.fori_loop(0, run, block_of_keys, (number, here, *pool_rows))[:2]
+            return *asked, *upcoming
+
+        return lax.fori_loop(0, count, item, (*carry, *first_record))[:2]
+
+    phases = step.product_phases
+
+    def layer(n: Any, carry: Carry) -> Carry:
+        begin = n * step.layer_rows
+        carry = weight(phases["qkv"], tiles, begin, carry)
+        carry = attention(n, carry)
+        for name in ("o", "gate_up", "down"):
+            carry = weight(phases[name], tiles, begin, carry)
+        return carry
+
+    carry = lax.fori_loop(0, step.layers, layer, (jnp.int32(0), jnp.int32(0)))
+    if "head" not in step.left_out:
+        weight(step.head_units, head, jnp.int32(0), carry)
