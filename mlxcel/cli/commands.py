@@ -40,6 +40,9 @@ BUILT_IN: Final = (
         "bench-engine", "mlxcel.cli.bench_engine:command", "Measure decode speed and time to first token.", "Measuring"
     ),
     BuiltIn("bench", "mlxcel.cli.bench:command", "Measure speed: `bench serve`, a server's.", "Measuring"),
+    BuiltIn(
+        "engine-parity", "mlxcel.cli.engine_parity:command", "Compare every way of running a request.", "Measuring"
+    ),
     BuiltIn("plugins", "mlxcel.cli.plugins:command", "What is installed, registered, and failed.", "Installation"),
     BuiltIn("doctor", "mlxcel.cli.doctor:command", "Check this installation.", "Installation"),
     BuiltIn("completion", "mlxcel.cli.completion:command", "Print the completion script of a shell.", "Installation"),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import UsageError
-from mlxcel.load import LoadedModel, load_model, read_tokenizer
+from mlxcel.load import LoadedModel, choose_tokenizer, load_model, open_checkpoint
 from mlxcel.resolve import resolve_model
 from mlxcel.serve_engine import Serving, serve
 from mlxcel.store import ModelStore
@@ -51,6 +53,32 @@ class ChosenModel:
         """As `mlxcel.serve_engine.serve`."""
         return serve(config, manager, progress, **self._place(), **asked)
 
+    @contextmanager
+    def opened(
+        self,
+        config: EngineConfig,
+        manager: PluginManager,
+        progress: Progress,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Iterator[Checkpoint]:
+        """The checkpoint, of which no weight is read yet. Raises as `load_model` does."""
+        if self.checkpoint is not None:
+            yield self.checkpoint
+            return
+        found = resolve_model(
+            config.model,
+            sources=manager.model_sources(),
+            store=ModelStore(config.store_root),
+            offline=config.offline,
+            progress=progress,
+            say=say,
+        )
+        checkpoint = open_checkpoint(found.path, manager)
+        try:
+            yield checkpoint
+        finally:
+            checkpoint.close()
+
     def tokenizer(
         self,
         config: EngineConfig,
@@ -61,16 +89,8 @@ class ChosenModel:
         """The tokenizer alone: no weight is read. Raises as `load_model` does."""
         if self.vocab is not None:
             return RandomTokenizer(self.vocab)
-        store = ModelStore(config.store_root)
-        found = resolve_model(
-            config.model,
-            sources=manager.model_sources(),
-            store=store,
-            offline=config.offline,
-            progress=progress,
-            say=say,
-        )
-        return read_tokenizer(found.path, manager)
+        with self.opened(config, manager, progress, say) as checkpoint:
+            return choose_tokenizer(checkpoint, manager)
 
     def prompt(self, tokenizer: Tokenizer, length: int, *, seed: int = 0) -> np.ndarray:
         """int32 [`length`]: the built-in text, or, for random weights, ids that `seed` chooses."""
