@@ -17,6 +17,7 @@ from mlxcel.core.prompt_cache import PromptCache
 from mlxcel.errors import CacheFileError, UsageError
 from mlxcel.footprint import Footprint
 from mlxcel.memory_plan import Memory, MemoryPlan, MemorySettings, plan_memory
+from mlxcel.plugins.kv.cache_file import remove_unfinished
 from mlxcel.plugins.kv.kept_pages import AUTO_BYTES, CacheLimits
 from mlxcel.plugins.kv.prefix_cache import PrefixCache
 
@@ -111,7 +112,11 @@ def make_cache(
         ),
         clock=clock,
     )
-    if (file := _cache_file(config)) is not None and os.path.exists(file):  # False too where it cannot be
+    file = _cache_file(config)
+    if file is not None:
+        for left in remove_unfinished(file):
+            log.info("prompt cache: %s, which was never finished, is removed", left)
+    if file is not None and os.path.exists(file):  # False too where it cannot be
         try:
             log.info("prompt cache: %d positions from %s", cache.load(engine, file), file)
         except CacheFileError as error:

@@ -34,13 +34,15 @@ from mlxcel.server.run import listen, run
 from mlxcel.server.settings import ServerSettings
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 
-ENDLESS = {"prompt": "abc", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+CONTEXT = 1 << 16
+ENDLESS = {"prompt": "abc", "max_tokens": CONTEXT - 8, "ignore_eos": True, "stream": True}
 """Longer than anything a test waits for."""
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("served") / "model")
+    config = {"max_position_embeddings": CONTEXT}
+    return write_tiny_llama(tmp_path_factory.mktemp("served") / "model", config_overrides=config)
 
 
 @pytest.fixture
@@ -204,14 +206,20 @@ def test_flags_of_other_servers_are_refused_by_name(cli: Cli) -> None:
     assert serve_command is not None
     own = {flag for parameter in serve_command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     assert own & set(BY_FLAG) == set(), "a flag that we have is not foreign"
-    for flag in BY_FLAG:
-        long = [[f"{flag}=1"]] if flag.startswith("--") else []
-        for arguments in ([flag, "1"], ["x", flag], *long):
+    for flag in (each for each in BY_FLAG if each.startswith("--")):
+        for arguments in ([flag, "1"], ["x", flag], [f"{flag}=1"]):
+            with pytest.raises(UsageError, match=f"^{flag} is a flag of {BY_FLAG[flag].program} ") as caught:
+                serve_command.make_context("serve", list(arguments))
+            assert caught.value.hint == BY_FLAG[flag].hint, arguments
+    for flag in (each for each in BY_FLAG if not each.startswith("--")):  # `-mu` may be `-m u`, until main says no
+        for arguments in ([flag, "1"], ["x", flag]):
             ran = cli("serve", *arguments)
-            assert ran.code == 2, (arguments, ran.err)
-            assert f"{flag} is a flag of {BY_FLAG[flag].program}" in ran.err, (arguments, ran.err)
+            assert (ran.code, f"{flag} is a flag of {BY_FLAG[flag].program}" in ran.err) == (2, True), ran.err
             assert BY_FLAG[flag].hint in ran.err
     assert len(FOREIGN) > 20
+    for flag in {foreign.program: flag for flag, foreign in BY_FLAG.items()}.values():
+        ran = cli("serve", flag, "1")
+        assert (ran.code, f"{flag} is a flag of" in ran.err, BY_FLAG[flag].hint in ran.err) == (2, True, True)
 
 
 def test_a_value_that_looks_like_a_foreign_flag_is_a_value(cli: Cli, tmp_path: Path) -> None:
@@ -325,12 +333,14 @@ def test_h_k11_a_server_that_is_killed_while_it_writes_prompts_is_as_if_it_had_n
         server.process.send_signal(signal.SIGTERM)
     assert server.process.returncode == -signal.SIGKILL
     assert (file.read_bytes() if earlier else file.exists()) == (written if earlier else False)
+    assert len(list(tmp_path.glob("kept.*.part"))) == 1
     with serving(model, *options) as server:
         again, cached = answered(server)
         server.process.send_signal(signal.SIGTERM)
     assert (again, cached > 100) == (text, earlier)
     assert (server.process.returncode, [line for line in server.lines if "warning" in line]) == (0, [])
     assert file.exists()
+    assert list(tmp_path.glob("kept.*.part")) == [], "what the kill left is gone"
 
 
 def test_an_engine_that_is_gone_ends_the_server(model: Path) -> None:
@@ -363,14 +373,10 @@ def test_an_engine_that_is_gone_ends_the_server(model: Path) -> None:
     assert [error.exit_code for error in raised] == [3]
 
 
-def test_a_unix_socket(model: Path, tmp_path: Path) -> None:
+def test_a_unix_socket(cli: Cli, model: Path, tmp_path: Path) -> None:
     """3.1: one that was left behind is taken over, one in use is not."""
     settings = ServerSettings(host=str(tmp_path / "s.sock"))
     listen(settings).close()
     with listen(settings):
-        ran = subprocess.run(
-            [sys.executable, "-m", "mlxcel", "serve", str(model), "--host", settings.host],
-            capture_output=True,
-            text=True,
-        )
-        assert (ran.returncode, "cannot be listened on" in ran.stderr) == (3, True)
+        ran = cli("serve", model, "--host", settings.host)
+        assert (ran.code, "cannot be listened on" in ran.err) == (3, True)

@@ -11,10 +11,8 @@ import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -24,6 +22,7 @@ import numpy as np
 from mlxcel.core.prefix import KVKey, ModelIdentity
 from mlxcel.core.saved_prefix import SavedPrefix, SavedState
 from mlxcel.errors import CacheFileError
+from mlxcel.plugins.kv.whole_file import remove_left_behind, replace_whole
 
 MAGIC: Final = b"MLXCELKV"
 DIGEST_BYTES: Final = 32
@@ -41,22 +40,7 @@ def write_cache_file(path: Path, saved: Sequence[SavedPrefix]) -> None:
     try:
         if target.exists() and not target.is_file():
             raise OSError(errno.EEXIST, "what is there is no file")
-        temporary = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-                for block in _blocks(header, arrays):
-                    digest.update(block)
-                    file.write(block)
-                file.write(digest.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        replace_whole(target, lambda file: _write(file, header, arrays))
     except OSError as error:
         raise CacheFileError(
             f"the prompt cache could not be written to {path}: {error.strerror or error}",
@@ -84,12 +68,25 @@ def read_cache_file(path: Path) -> list[SavedPrefix]:
         raise _damaged(path, f"its header makes no sense: {error!r}") from error
 
 
+def remove_unfinished(path: Path) -> list[Path]:
+    """What processes that were killed while they wrote the file have left beside it."""
+    return remove_left_behind(Path(os.path.realpath(path)))
+
+
 class _Damaged(Exception):
     """What is wrong with a file."""
 
 
 def _damaged(path: Path, what: str) -> CacheFileError:
     return CacheFileError(f"{path} is no prompt cache that can be used: {what}", hint="remove the file")
+
+
+def _write(file: BinaryIO, header: bytes, arrays: Sequence[np.ndarray]) -> None:
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for block in _blocks(header, arrays):
+        digest.update(block)
+        file.write(block)
+    file.write(digest.digest())
 
 
 def _blocks(header: bytes, arrays: Sequence[np.ndarray]) -> Iterator[bytes | memoryview]:
