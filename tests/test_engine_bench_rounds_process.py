@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_bench_rounds_fake import BENCHMARKS, FakeProgram, lives, read
@@ -132,3 +133,30 @@ def test_an_interrupt_leaves_no_process(number: signal.Signals, code: int, tmp_p
         assert gone(pid)
     assert [row["arm"] for row in read(out, "row")] == ["a"]
     assert {record["partial"] for record in read(out, "summary")} == {True}
+
+
+def test_a_process_is_asked_to_end_before_it_is_killed() -> None:
+    from rounds.process import run
+
+    lines: list[str] = []
+    text = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('asked'))\nprint(flush=True)\n"
+    for seconds in (0.3, 1, 4, 16):
+        ended = run(python(text + "time.sleep(60)"), timeout_s=seconds, on_line=lines.append)
+        if lines:
+            break
+    assert (ended.exit_code, ended.errors) == (None, ("asked",))
+
+
+def test_lines_that_are_read_behind_the_end_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rounds import process
+
+    read_lines = process._read
+
+    def later(*arguments: Any) -> None:
+        time.sleep(0.3)
+        read_lines(*arguments)
+
+    monkeypatch.setattr(process, "_read", later)
+    lines: list[str] = []
+    assert process.run(python("print('one')"), timeout_s=60, on_line=lines.append).exit_code == 0
+    assert lines == ["one"]
