@@ -20,12 +20,12 @@ from mlxcel.testing.random_checkpoint import SHAPES, random_checkpoint
 from mlxcel.tools.bench.cells import Cell, cell_of, plan_cells
 from mlxcel.tools.bench.compare import Base
 from mlxcel.tools.bench.device import copy_gb_s
+from mlxcel.tools.bench.measure import cell_prompts
 from mlxcel.tools.bench.records import summary
 from mlxcel.tools.bench.report import table
 from mlxcel.tools.bench.timing import RowTimes, figures, percentile
 from mlxcel.tools.bench.traffic import Traffic
 from mlxcel.tools.bench.watch import StepWatch
-from mlxcel.tools.bench_engine import cell_prompts
 from mlxcel.tools.model_choice import ChosenModel
 from mlxcel.tools.regression import THRESHOLD_PERCENT, is_lost, loss_percent
 

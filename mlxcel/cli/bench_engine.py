@@ -97,7 +97,8 @@ def command(
     config = context.config
     _require_one_chunk(context)
     from mlxcel.config import variables_in_force
-    from mlxcel.tools.bench_engine import Asked, bench_engine
+    from mlxcel.tools.bench.asked import Asked
+    from mlxcel.tools.bench_engine import bench_engine
 
     measured = Asked(
         paths=PATHS[path],

@@ -5,57 +5,33 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-import numpy as np
 
-from mlxcel.core.tokenizer import Tokenizer
+from mlxcel.choose_backend import choose_backend
 from mlxcel.errors import MlxcelError, UsageError
+from mlxcel.tools.bench.asked import Asked
 from mlxcel.tools.bench.cells import Cell, CellPlan, Path, cell_of, plan_cells
 from mlxcel.tools.bench.clients import Client, open_client
 from mlxcel.tools.bench.compare import Base, lost_words
-from mlxcel.tools.bench.device import copy_gb_s, peak_bytes
+from mlxcel.tools.bench.device import copy_gb_s
+from mlxcel.tools.bench.measure import Measuring, Record
 from mlxcel.tools.bench.records import header, summary
 from mlxcel.tools.bench.report import table
-from mlxcel.tools.bench.timing import MS, figures
 from mlxcel.tools.bench.traffic import Traffic, traffic_of
-from mlxcel.tools.bench.watch import Clock, WatchedRow, times
+from mlxcel.tools.bench.watch import Clock
 from mlxcel.tools.model_choice import ChosenModel, chosen_model
-from mlxcel.tools.sampling_cases import case_params
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
-    from mlxcel.core.engine import Engine
     from mlxcel.core.source import Progress
     from mlxcel.plugins.manager import PluginManager
 
-Record = dict[str, Any]
-
 LOSS: Final = 1
 """The exit code of a figure that is lost."""
-
-
-@attrs.frozen
-class Asked:
-    """What is measured. Lists are in the order in which they are run; `compare` names a file of earlier records."""
-
-    paths: tuple[Path, ...]
-    prompt_tokens: tuple[int, ...]
-    batches: tuple[int, ...]
-    max_tokens: int
-    repeats: int
-    warmup_tokens: int
-    sampling: str
-    random_weights: str | None = None
-    weights_seed: int = 0
-    label: str | None = None
-    compare: str | None = None
-    copies: bool = True
-    argv: tuple[str, ...] = ()
-    env: Mapping[str, str] = attrs.field(factory=dict)
 
 
 def bench_engine(
@@ -81,7 +57,7 @@ def bench_engine(
         )
     base = None if asked.compare is None else Base.read(asked.compare)
     if base is not None:
-        base.require_cells(cell_of(_shape(cell, asked, config)) for cell in plan.all)
+        base.require_cells(cell_of(asked.shape(cell, config)) for cell in plan.all)
     chosen = chosen_model(config, manager, random_weights=asked.random_weights, weights_seed=asked.weights_seed)
     for note in plan.notes:
         say(note)
@@ -104,23 +80,27 @@ class _Run:
     clock: Clock
     rows: list[Record] = attrs.field(factory=list)
     copies: list[float] = attrs.field(factory=list)
-    begun: bool = False  # whether the header was written
 
     def cells(self) -> None:
-        """One engine at a time: a second one would halve the memory that each may take."""
-        last = tuple(self.plan.cells)[-1]
-        for path, cells in self.plan.cells.items():
+        """One engine at a time, and none while memory is copied: an engine may have taken all of it."""
+        platform = choose_backend(self.config, self.manager).backend.caps.platform
+        self._copy(platform)
+        copied = self.copies[0] if self.copies else None
+        measuring = Measuring(self.asked, self.config, self.chosen, platform, copied, self.say, self.clock)
+        for place, (path, cells) in enumerate(self.plan.cells.items()):
             client = self._open(path, cells)
             try:
                 traffic = traffic_of(self.chosen, client.model, self.manager)
-                self._begin(client, traffic)
+                if place == 0:
+                    self._begin(client, traffic)
                 for cell in cells:
                     with no_collections():
-                        self._measure(cell, client, traffic)
-                if path == last:
-                    self._copy(client)
+                        for row in measuring.rows(cell, client, traffic):
+                            self.rows.append(row)
+                            self.emit(row)
             finally:
                 client.close()
+        self._copy(platform)
 
     def verdict(self) -> int:
         """Behind all cells: their summaries, the table, and what it comes to."""
@@ -138,7 +118,7 @@ class _Run:
         if compiled := sum(row["compiles"] for row in self.rows):
             raise MlxcelError(
                 f"{compiled} programs were compiled while the clock ran: the rows with a note are no measurement",
-                hint="more --warmup-tokens, or a --repeats more than was asked for, meets them before",
+                hint="more --warmup-tokens meet them before; compiled programs are kept for the next run",
             )
         if any(verdict.lost for verdict in verdicts):
             self.say(lost_words(verdicts))
@@ -148,126 +128,27 @@ class _Run:
     def _open(self, path: Path, cells: Sequence[Cell]) -> Client:
         rows = max(cell.batch for cell in cells)
         return open_client(
-            path,
-            self.chosen,
-            self.config,
-            self.manager,
-            self.progress,
-            rows=rows,
-            say=self.say,
-            clock=self.clock,
+            path, self.chosen, self.config, self.manager, self.progress, rows=rows, say=self.say, clock=self.clock
         )
 
     def _begin(self, client: Client, traffic: Traffic) -> None:
-        """Before the first cell: the copy, the header, and whether the base is of the same device and model."""
-        if self.begun:
-            return
-        self.begun = True
-        self._copy(client)
-        asked = self.asked
+        """Before the first cell: the header, and whether the base is of the same device and model."""
         found = header(
             client.model,
             traffic,
-            random_weights=asked.random_weights,
-            label=asked.label,
-            argv=list(asked.argv),
-            env=dict(asked.env),
+            random_weights=self.asked.random_weights,
+            label=self.asked.label,
+            argv=list(self.asked.argv),
+            env=dict(self.asked.env),
             copy_gb_s=self.copies[0] if self.copies else None,
         )
         if self.base is not None:
             self.base.require_same(found)
         self.emit(found)
 
-    def _copy(self, client: Client) -> None:
+    def _copy(self, platform: str) -> None:
         if self.asked.copies:
-            self.copies.append(copy_gb_s(client.model.caps.platform, self.config.device))
-
-    def _measure(self, cell: Cell, client: Client, traffic: Traffic) -> None:
-        """One unmeasured generation, then the repeats, each a row."""
-        asked, model = self.asked, client.model
-        length = cell.prompt_tokens(model.facts.context)
-        if length < cell.prompt_target_len:
-            self.say(
-                f"a prompt of {cell.prompt_target_len} tokens is cut to {length}: the context holds "
-                f"{model.facts.context}, and {cell.max_tokens} are for the reply"
-            )
-        prompts = cell_prompts(self.chosen, model.tokenizer, model.facts.vocab, length, cell.batch)
-        params = case_params(asked.sampling, max_tokens=cell.max_tokens)
-        # Rows of a batch come to their first token one after the other, so that it goes through more programs than a
-        # few tokens of it would show.
-        few = cell.max_tokens if cell.batch > 1 else min(asked.warmup_tokens, cell.max_tokens)
-        began = self.clock()
-        client.run(prompts, params.clone(max_tokens=few))
-        warmup_ms = (self.clock() - began) / MS
-        for repeat in range(1, asked.repeats + 1):
-            before = compiled(model.engine)
-            ran = client.run(prompts, params)
-            compiles = compiled(model.engine) - before
-            seen = client.watch.rows()
-            require_tokens(seen, cell)
-            row = {
-                "kind": "row",
-                **_shape(cell, asked, self.config),
-                "repeat": repeat,
-                "prompt_tokens": length,
-                "generated_tokens": sum(len(row.tokens) for row in seen),
-                **figures(times(seen, ran.handed), length),
-                **self._bandwidth(cell, length, traffic, seen, ran.handed),
-                "pieces": [row.pieces for row in seen],
-                "kv_storage": model.engine.kv_storage,
-                "attention_launches": client.watch.launches(),
-                "compiles": compiles,
-                "finish_cause": ", ".join(dict.fromkeys(ran.causes)),
-                "warmup_ms": warmup_ms,
-                "memory_peak_bytes": peak_bytes(model.caps.platform, self.config.device),
-            }
-            row["note"] = note_of(row)
-            self.rows.append(row)
-            self.emit(row)
-
-    def _bandwidth(self, cell: Cell, length: int, traffic: Traffic, seen: Sequence[WatchedRow], handed: int) -> Record:
-        """Of a step at the mean position: the i-th of the N - 1 decode steps reads `length` + i positions."""
-        size = traffic.step_bytes(cell.batch, length + cell.max_tokens / 2)
-        rate = size / figures(times(seen, handed), length)["ms_per_token"] / 1e6
-        share = 100 * rate / self.copies[0] if self.copies else None
-        return {"bytes_per_step": size, "achieved_gb_s": rate, "percent_of_copy": share}
-
-
-def cell_prompts(chosen: ChosenModel, tokenizer: Tokenizer, vocab: int, length: int, rows: int) -> list[np.ndarray]:
-    """int32 [`length`] each: one prompt, whose first token is another one in each row, so that none can be taken for
-    another's."""
-    prompt = chosen.prompt(tokenizer, length)
-    found = [prompt.copy() for _ in range(rows)]
-    for place, ids in enumerate(found):
-        ids[0] = (int(prompt[0]) + place) % vocab
-    return found
-
-
-def require_tokens(seen: Sequence[WatchedRow], cell: Cell) -> None:
-    """MlxcelError where the engine resolved another number of tokens: a row that was preempted ran twice."""
-    for place, row in enumerate(seen):
-        if len(row.tokens) != cell.max_tokens:
-            raise MlxcelError(
-                f"row {place} resolved {len(row.tokens)} tokens of {cell.max_tokens}",
-                hint="it began again, or ended early: a smaller --batch or a larger --kv-cache-budget may help",
-            )
-
-
-def note_of(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a row as a measurement of what was asked for; None for nothing."""
-    notes = []
-    if row["compiles"]:
-        notes.append(f"{row['compiles']} programs compiled while the clock ran")
-    routes = [route for phase in row["attention_launches"].values() for route in phase]
-    if row["kv_storage"] == "paged" and not any("paged" in route for route in routes):
-        notes.append("paged storage, no paged launch")
-    return "; ".join(notes) or None
-
-
-def compiled(engine: Engine) -> int:
-    """Programs so far, 0 where nothing is compiled."""
-    found = engine.compilations
-    return 0 if found is None else found.warm_up + found.service
+            self.copies.append(copy_gb_s(platform, self.config.device))
 
 
 @contextmanager
@@ -279,16 +160,3 @@ def no_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _shape(cell: Cell, asked: Asked, config: EngineConfig) -> Record:
-    """The fields of SHAPE."""
-    return {
-        "path": cell.path,
-        "batch": cell.batch,
-        "prompt_target_len": cell.prompt_target_len,
-        "max_tokens": cell.max_tokens,
-        "sampling": asked.sampling,
-        "prefill_chunk": config.prefill_chunk,
-        "kv_storage_asked": config.kv_storage,
-    }

@@ -71,8 +71,8 @@ def _on_gpu(device: str) -> tuple[Callable[[], Any], int]:
             jax.block_until_ready(copies(values))  # type: ignore[no-untyped-call]
     except jax.errors.JaxRuntimeError as error:
         raise CapacityError(
-            f"the device has no room to copy {GPU_BYTES} bytes beside the model",
-            hint="--no-copy-bandwidth leaves the copy out; a smaller --kv-cache-budget makes room",
+            f"the device has no room to copy {GPU_BYTES} bytes",
+            hint="--no-copy-bandwidth leaves the copy out; see what else runs on the device",
         ) from error
     return lambda: jax.block_until_ready(copies(values)), 2 * TURNS * GPU_BYTES  # type: ignore[no-untyped-call]
 
