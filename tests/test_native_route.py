@@ -300,6 +300,31 @@ def test_timings_of_each_token(server: ScriptServer) -> None:
     assert set(last["timings"]) == TIMINGS
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_progress_is_told_on_request(server: ScriptServer, path: str) -> None:
+    """llama.cpp's `return_progress`: of each prompt, before its first text, in a piece that brings none."""
+    server.serving.reset_cache()
+    body = asked(["a" * 40, "b" * 60], return_progress=True, n=2)
+    parts = data(server, path, body)
+    for index, length in ((0, 40), (2, 60)):
+        (begun, done, *_) = own = [part for part in parts if part["index"] == index]
+        told = [part["prompt_progress"] for part in (begun, done)]
+        assert [(each["total"], each["cache"], each["processed"]) for each in told] == [
+            (length, 0, 0), (length, 0, length),
+        ]  # fmt: skip
+        assert 0 <= told[0]["time_ms"] <= told[1]["time_ms"]
+        for part in (begun, done):
+            assert (part["content"], part["tokens"], part["stop"]) == ("", [], False)
+        assert not any("prompt_progress" in part for part in own[2:])
+    assert not any("prompt_progress" in part for part in parts if part["index"] in (1, 3))
+    assert "".join(part["content"] for part in parts if part["index"] == 2) == "b" * 60
+    again = next(part["prompt_progress"] for part in data(server, path, body) if part["index"] == 2)
+    assert again["cache"] == again["processed"] > 0
+    assert not any("prompt_progress" in part for part in data(server, path, asked("abc")))
+    status, reply, _ = server.post(path, asked("a", return_progress="yes"))
+    assert (status, reply["error"]["param"]) == (400, "return_progress")
+
+
 def test_a_fault_in_mid_stream_is_the_last_event(server: ScriptServer) -> None:
     """clients.md 3.6: an error in the shape of the route, and no invented end; 500 where nothing was sent yet."""
     *parts, last = data(server, "/completion", asked("ab!c"))

@@ -21,6 +21,7 @@ from mlxcel.server.native_choice import NativeChoice
 from mlxcel.server.native_fields import Native, check_native
 from mlxcel.server.native_prompts import native_prompts
 from mlxcel.server.native_reply import NativeReply
+from mlxcel.server.prompt_progress import PromptProgress
 from mlxcel.server.results import results_of
 from mlxcel.server.sse import PAUSE, EventStream, data
 from mlxcel.server.stream_faults import told
@@ -47,7 +48,9 @@ async def completion(request: Request) -> Response | EventStream:
         most = state.settings.max_prompts
         return native_prompts(body.prompt, served.tokenizer, vocab=served.vocab, added=added, most=most)
 
-    prepared = [_warned(each, warnings) for each in await ask(request, body, served, prompts, name="prompt")]
+    progress = body.return_progress and body.stream
+    asked = await ask(request, body, served, prompts, name="prompt", progress=progress)
+    prepared = [_warned(each, warnings) for each in asked]
     answer = _Answer(name, served, prepared, body)
     replies = Replies(served, prepared)
     if body.stream:
@@ -71,6 +74,7 @@ class _Answer:
 
     def __init__(self, name: str, served: ServedModel, prepared: Sequence[Prepared], body: Native) -> None:
         self._prepared, self._served, self._timed = prepared, served, body.timings_per_token
+        self._progress = body.return_progress
         given = ("stream", "n_keep", "n_discard", "timings_per_token")
         self._reply = NativeReply(
             model=name,
@@ -93,6 +97,9 @@ class _Answer:
         """An object for each piece of text, and a full one for the end of each choice. A fault is the last that is
         heard."""
         choices = self._choices(time.monotonic())
+        progress = None
+        if self._progress:
+            progress = PromptProgress([len(each[0].spec.prompt_ids) for each in choices])
         try:
             async for heard in replies.as_they_come():
                 if heard is None:
@@ -100,6 +107,10 @@ class _Answer:
                     continue
                 prompt, event = heard
                 choice = choices[prompt][event.choice]
+                if progress is not None and (done := progress.heard(prompt, event)) is not None:
+                    yield data(
+                        {"index": choice.index, "content": "", "tokens": [], "stop": False, "prompt_progress": done}
+                    )
                 if isinstance(event, Started | Delta):
                     if (piece := choice.take(event, time.monotonic())) is not None:
                         yield data(piece)

@@ -30,6 +30,7 @@ class Native(Asking, kw_only=True):
     prompt: NativePrompt
     id_slot: Annotated[int, Meta(ge=-1, description="A hint: rows are taken as they are free.")] = -1
     return_tokens: bool = False
+    return_progress: bool = False
     timings_per_token: bool = False
     response_fields: Annotated[list[Path], Meta(max_length=64, description='"a/b" lifts `b` out of `a`.')] = []  # noqa: RUF012
     n_keep: Annotated[int, Meta(ge=-1)] = 0

@@ -10,13 +10,14 @@ import attrs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mlxcel.core.events import Delta, Ended, Event, Progressed, Started
+from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.result import RequestResult
 from mlxcel.server.bridge import Replies, hang_up
 from mlxcel.server.json_out import Json
 from mlxcel.server.openai_choice import ChatChoice, TextChoice
 from mlxcel.server.openai_reply import Head, Usage, usage_of
+from mlxcel.server.prompt_progress import PromptProgress
 from mlxcel.server.results import results_of
 from mlxcel.server.sse import DONE, PAUSE, EventStream, data
 from mlxcel.server.stream_faults import told
@@ -105,7 +106,7 @@ class _Told:
                 more = {**more, **self._of_prompt(), **self._warnings}
             return data(self._head.around(choices, **more))
 
-        progress = _Progress([len(ids) for ids in self._prompts]) if self._body.return_progress else None
+        progress = PromptProgress([len(ids) for ids in self._prompts]) if self._body.return_progress else None
         try:
             async for heard in replies.as_they_come():
                 if heard is None:
@@ -149,25 +150,3 @@ class _Told:
         """Of a chat's prompt."""
         scores = self._choices[0].prompt_scores(result) if self._chat else None
         return {} if scores is None else {"prompt_logprobs": scores}
-
-
-class _Progress:
-    """How far the prompts are: from what the cache gave, piece by piece."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self._lengths = lengths
-        self._begun: dict[int, tuple[float, int]] = {}
-
-    def heard(self, prompt: int, event: Event) -> dict[str, Any] | None:
-        """`total`, `cache` and `processed` tokens, `time_ms` since the prompt began; of its first choice alone."""
-        if event.choice or not isinstance(event, Started | Progressed):
-            return None
-        if isinstance(event, Started):
-            self._begun[prompt] = (time.monotonic(), event.cached_tokens)
-        begun, cached = self._begun[prompt]
-        return {
-            "total": self._lengths[prompt],
-            "cache": cached,
-            "processed": cached if isinstance(event, Started) else event.processed,
-            "time_ms": round((time.monotonic() - begun) * 1000, 3),
-        }
