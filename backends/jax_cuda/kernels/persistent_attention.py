@@ -110,7 +110,9 @@ class Attention:
         queries = self.queries.at[row, self.work.place(n)[1]]
         plgpu.copy_gmem_to_smem(queries, self.own_queries.at[place], self.queries_here.at[place])
 
-    def _blocks(self, layer: Any, n: Any, step: Any, row: Any, first: Any, run: Any, length: Any) -> tuple[Any, Partial]:
+    def _blocks(
+        self, layer: Any, n: Any, step: Any, row: Any, first: Any, run: Any, length: Any
+    ) -> tuple[Any, Partial]:
         """The partial of an item's blocks."""
         scoring, chunks, ring = Scoring(self.step.scale), self.step.chunks, self.ring
         kv_head, place = self.work.place(n)[1], lax.rem(n, jnp.int32(2))
@@ -226,7 +228,9 @@ class Attention:
 
             def add_some(i: Any, old: attention.Partial) -> attention.Partial:
                 index = [first + jnp.minimum(i * FAN + s, used - 1) for s in range(FAN)]
-                maxima, sums = ([load(self.stats.at[s, head, which], WGMMA.reduce(0)) for s in index] for which in (0, 1))
+                maxima, sums = (
+                    [load(self.stats.at[s, head, which], WGMMA.reduce(0)) for s in index] for which in (0, 1)
+                )
                 values = [load(self.partials.at[s, head, part]) for s in index]
                 steps, m = [], old[0]
                 for s in range(FAN):  # a partial past the row's last changes nothing

@@ -8,6 +8,9 @@ What Mosaic makes of them: a signal is `bar.sync` over the 128 threads of the wa
 one of them, so that what all of them wrote is released; a wait is `ld.relaxed.gpu` in a loop by one thread, then
 `fence.acquire.gpu`, then `bar.sync`. Neither orders the generic proxy (ordinary stores) against the asynchronous one
 (bulk copies): `bulk_reads_follow` does.
+
+A wait for what never comes has no end and leaves no traceback. In a watched step a wait gives up after `PATIENCE` looks
+and notes where it was; what is computed from there on is undefined, but the launch ends.
 """
 
 from __future__ import annotations
@@ -15,10 +18,36 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jaxlib.mlir.dialects import nvvm
 
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
+
+PATIENCE = 100_000
+"""About a tenth of a second."""
+
+
+@attrs.frozen
+class Watch:
+    """Where a block is, in device memory."""
+
+    places: (
+        Any  # [2, blocks] int32: the phase that was begun last, and 1 + that in which a wait was first given up, or 0
+    )
+    block: Any
+
+    def begin(self) -> None:
+        self.places[1, self.block] = jnp.int32(0)
+
+    def note(self, phase: Any) -> None:
+        self.places[0, self.block] = phase
+
+    def given_up(self) -> None:
+        @pl.when(self.places[1, self.block] == 0)
+        def _first() -> None:
+            self.places[1, self.block] = self.places[0, self.block] + 1
 
 
 @attrs.frozen
@@ -27,10 +56,11 @@ class Counters:
 
     refs: Any  # semaphores [1 + …]; the first counts results
     active: bool = True  # False leaves all waiting out: for measuring alone, what is computed is then undefined
+    watch: Watch | None = None
 
     @classmethod
-    def of_grid(cls, others: int, *, active: bool = True) -> Counters:
-        return cls(pl.get_global(plgpu.SemaphoreType.REGULAR((1 + others,))), active)
+    def of_grid(cls, others: int, *, active: bool = True, watch: Watch | None = None) -> Counters:
+        return cls(pl.get_global(plgpu.SemaphoreType.REGULAR((1 + others,))), active, watch)
 
     def result_is_there(self, results: int = 1) -> None:
         """This block has written so many results of the phase. Bulk copies must have been waited for."""
@@ -52,8 +82,18 @@ class Counters:
             plgpu.semaphore_signal(self.refs.at[index], by, memory_scope="gpu")
 
     def _wait(self, index: Any, value: Any) -> None:
-        if self.active:
+        if self.active and self.watch is not None:
+            self._wait_a_while(self.watch, self.refs.at[index], value)
+        elif self.active:
             plgpu.semaphore_wait(self.refs.at[index], value=value, decrement=False, memory_scope="gpu")
+
+    def _wait_a_while(self, watch: Watch, counter: Any, value: Any) -> None:
+        def not_yet(looks: Any) -> Any:
+            return (pl.semaphore_read(counter) < value) & (looks < PATIENCE)
+
+        looks = lax.while_loop(not_yet, lambda looks: looks + 1, jnp.int32(0))
+        pl.when(looks == PATIENCE)(watch.given_up)
+        plgpu.commit_smem()  # the threads of the warpgroup go on together
 
 
 def bulk_reads_follow() -> None:

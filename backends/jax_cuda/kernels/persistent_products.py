@@ -103,6 +103,8 @@ class Products:
         def multiply(k: Any, acc: Any) -> None:
             slot = ring.slot(first_step + k)
             plgpu.barrier_wait(ring.full.at[slot])
+            if "products" in self.step.left_out:
+                return
             for half in range(STEP // TILE):
                 tokens = self.tokens.at[:, pl.ds(k * STEP + half * TILE, TILE)]
                 plgpu.wgmma(acc, ring.slots.at[slot, pl.ds(half * TILE, TILE)], tokens.T)

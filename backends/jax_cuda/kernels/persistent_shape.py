@@ -29,7 +29,7 @@ ENOUGH_UNITS = 96
 HEAD_DIMS = (64, 128)
 
 PHASES = ("qkv", "attention", "o", "gate_up", "down")
-LEAVABLE = ("attention", "head", "barriers", "products", "loads")
+LEAVABLE = ("attention", "head", "barriers", "products")
 
 
 def split_for(rows: int, depth: int, facing: int = 0) -> int:

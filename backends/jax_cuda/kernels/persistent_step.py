@@ -20,7 +20,7 @@ from mlxcel_jax_cuda.kernels.attention import FAST
 from mlxcel_jax_cuda.kernels.attention_schedule import Schedule
 from mlxcel_jax_cuda.kernels.mosaic import TILED, launch, plgpu, shaped
 from mlxcel_jax_cuda.kernels.persistent_attention import HALVES, Attention
-from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
+from mlxcel_jax_cuda.kernels.persistent_barrier import Counters, Watch
 from mlxcel_jax_cuda.kernels.persistent_products import Ends, Products
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, PHASES, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work, fill
@@ -59,7 +59,7 @@ class Made(NamedTuple):
     x: jax.Array  # [D, N] float32, behind the last layer
     keys: jax.Array
     values: jax.Array
-    where: jax.Array | None  # [sms] int32: how far each block came, of a watched step
+    where: jax.Array | None  # [2, sms] int32 of a watched step: see `Watch`; phase p of layer l is 5 l + p
 
 
 @functools.partial(jax.jit, static_argnames=("step",))
@@ -90,8 +90,9 @@ def decode_step(
         x_here, full, empty, queries_here, newest_here = barriers
         block, thread = lax.axis_index("block"), lax.axis_index("thread")
         work, ring = Work(step, block, work_g, rows_g, tables_g), Ring(ring_s, full, empty)
+        watch = Watch(where_g, block) if step.watched else None
         counters = Counters.of_grid(
-            step.tile_counters + N * step.kv_heads, active="barriers" not in step.left_out
+            step.tile_counters + N * step.kv_heads, active="barriers" not in step.left_out, watch=watch
         )
 
         @pl.when(thread == 1)
@@ -104,6 +105,8 @@ def decode_step(
             plgpu.set_max_registers(232, action="increase")
             for i in range(step.slots):
                 plgpu.barrier_arrive(empty.at[i])
+            if watch is not None:
+                watch.begin()
             products = Products(step, block, ring, counters, x_s, x_here, parts_g)
             attention = Attention(
                 step, work, ring, counters, queries_g, keys_g, values_g, page_g, place_g, partials_g, stats_g, mixed_g,
@@ -116,8 +119,8 @@ def decode_step(
             phases = step.product_phases
 
             def note(layer: Any, phase: int) -> None:
-                if where_g is not None:
-                    where_g[block] = layer * (len(PHASES) + 1) + phase
+                if watch is not None:
+                    watch.note(layer * len(PHASES) + phase)
 
             def layer(n: Any, at: Any) -> Any:
                 before = n * step.layer_results
@@ -140,9 +143,7 @@ def decode_step(
             note(jnp.int32(step.layers), 0)
             if "head" not in step.left_out:
                 known = jnp.int32(step.layers * step.layer_results)
-                products.run(
-                    step.head_units, at, jnp.int32(0), known, scaled_g, squares_g, ends.nothing, ends.logit
-                )
+                products.run(step.head_units, at, jnp.int32(0), known, scaled_g, squares_g, ends.nothing, ends.logit)
             note(jnp.int32(step.layers), 1)
 
     out = [
@@ -153,7 +154,7 @@ def decode_step(
         shaped((most_parts, most_tiles, TILE, N), jnp.float32),
         shaped((items, step.kv_heads, d, N), jnp.float32),
         shaped((items, step.kv_heads, 2, N), jnp.float32),
-        *([shaped((step.sms,), jnp.int32)] if step.watched else []),
+        *([shaped((2, step.sms), jnp.int32)] if step.watched else []),
     ]
     scratch = [
         plgpu.SMEM((N, step.token_depth), jnp.bfloat16, transforms=TILED),
@@ -168,7 +169,7 @@ def decode_step(
         plgpu.Barrier(num_barriers=2),
         plgpu.Barrier(num_arrivals=2 * step.chunks),
     ]
-    logits, *_, where = launch(
+    logits, *rest = launch(
         persistent_step,
         out,
         scratch,
@@ -182,7 +183,7 @@ def decode_step(
         thread_name="thread",
     )
     x, _, _, keys, values = (jax.freeze(ref) for ref in in_place)
-    return Made(logits, x, keys, values, where if step.watched else None)
+    return Made(logits, x, keys, values, rest[-1] if step.watched else None)
 
 
 def _check(step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values: jax.Array) -> None:

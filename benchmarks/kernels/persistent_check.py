@@ -1,0 +1,327 @@
+"""The persistent decode step on the GPU: first contact, errors, bits, times, and where the time goes.
+
+    python persistent_check.py [SECTION ...]     # tiny bits-llama bits-qwen time-llama time-qwen parts-llama parts-qwen
+                                                 # windows-llama windows-qwen; the first five unless named
+
+A kernel whose blocks wait for one another can hang, and a hang leaves no traceback: each section is a process of its
+own, which is ended after its time. Writes a JSON record to $OUT, if it is set, after every section. mlxcel_jax_cuda
+must be importable.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, make_schedule
+from mlxcel_jax_cuda.kernels.persistent_reference import step_reference, tokens_of
+from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Window, weight_for
+from mlxcel_jax_cuda.kernels.persistent_step import Made, Stacked, Tokens, decode_step
+from mlxcel_jax_cuda.kernels.row_products_weight import Weight
+
+SECTION_SECONDS = 140
+FIRST = ("tiny", "bits-llama", "bits-qwen", "time-llama", "time-qwen")
+KERNEL_ERROR = 1e-2
+"""Relative, of norms: sums in another order, and values that round to bf16 the other way, through two layers."""
+PAGE_SIZE = 128
+STEPS = 50
+
+
+def shape(name: str, **changes: Any) -> Step:
+    sizes: dict[str, tuple[int, ...]] = {  # layers, V, D, H, K, d, ffn
+        "tiny": (2, 512, 256, 8, 4, 64, 512),
+        "tiny-128": (2, 512, 256, 4, 2, 128, 512),
+        "llama": (16, 128256, 2048, 32, 8, 64, 8192),
+        "qwen": (28, 151936, 2048, 16, 8, 128, 6144),
+    }
+    layers, V, D, H, K, d, ffn = sizes[name]
+    layers, V = changes.pop("layers", layers), changes.pop("V", V)
+    return Step(
+        **{
+            "layers": layers,
+            "qkv": weight_for((H + 2 * K) * d, D, d // 2),
+            "o": weight_for(D, H * d),
+            "gate_up": weight_for(2 * ffn, D, ffn),
+            "down": weight_for(D, ffn),
+            "head": Weight(V, D),
+            "heads": H,
+            "kv_heads": K,
+            "head_dim": d,
+            "pages": 8,
+            "page_size": PAGE_SIZE,
+            "scale": d**-0.5,
+            "eps": 1e-5,
+            "normed": d == 128,
+            **changes,
+        }
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "scale"))
+def draw(key: jax.Array, shape: tuple[int, ...], scale: float) -> jax.Array:
+    """Random bf16 without a float32 copy of it: uniform bits as small integers."""
+    return (jax.random.bits(key, shape, jnp.uint8).astype(jnp.bfloat16) - 127.5) * (scale / 73.9)
+
+
+def model(step: Step, seed: int = 1) -> Stacked:
+    keys = iter(jax.random.split(jax.random.key(seed), 8))
+    L, D, d = step.layers, step.hidden, step.head_dim
+
+    def near_one(*shape: int) -> jax.Array:
+        return 1 + 0.1 * jax.random.normal(next(keys), shape, jnp.float32)
+
+    return Stacked(
+        draw(next(keys), (L * step.layer_rows, 64), 0.7 * D**-0.5),
+        draw(next(keys), step.head.packed_shape, D**-0.5),
+        near_one(2 * L + 1, D),
+        0.1 * near_one(L, step.qkv.rows) if step.bias else None,
+        near_one(L, 2, 2, d // 2) if step.normed else None,
+    )
+
+
+@attrs.frozen
+class Batch:
+    """Up to 8 rows with their KV. lengths: keys of each row with the step's token, 0 for padding."""
+
+    tokens: Tokens
+    keys: jax.Array
+    values: jax.Array
+    tables: jax.Array
+    lengths: jax.Array
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, step: Step, stacked: Stacked, embedded: jax.Array, lengths: list[int], tables: Any, pool: Any) -> Batch:
+        """embedded [N, D]; tables [N, P]; pool: keys and values."""
+        seq_lens, tables = jnp.asarray(lengths, jnp.int32), jnp.asarray(tables, jnp.int32)
+        position = jnp.maximum(seq_lens - 1, 0)
+        page = jnp.take_along_axis(tables, (position // step.page_size)[:, None], axis=1)[:, 0]
+        page = jnp.where(seq_lens > 0, page, -1).astype(jnp.int32)
+        half = step.head_dim // 2
+        angles = (5e5 ** (-jnp.arange(half) / half))[:, None] * position
+        place = (position % step.page_size).astype(jnp.int32)
+        tokens = tokens_of(embedded, stacked.gains[0], (jnp.cos(angles), jnp.sin(angles)), page, place)
+        schedule = make_schedule(
+            tables, seq_lens, num_pages=step.pages, page_size=step.page_size, kv_heads=step.kv_heads
+        )
+        return cls(tokens, *pool, tables, seq_lens, schedule)
+
+
+def pools(step: Step, seed: int = 7) -> tuple[jax.Array, jax.Array]:
+    size = (step.layers * step.pages, step.kv_heads, step.page_size, step.head_dim)
+    first, second = jax.random.split(jax.random.key(seed))
+    return draw(first, size, 1.0), draw(second, size, 1.0)
+
+
+def run(step: Step, stacked: Stacked, batch: Batch) -> Made:
+    return decode_step(step, stacked, batch.tokens, batch.keys, batch.values, batch.schedule)
+
+
+def error(found: jax.Array, exact: jax.Array) -> float:
+    found, exact = found.astype(jnp.float32), exact.astype(jnp.float32)
+    return float(jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact))
+
+
+def ended(step: Step, made: Made, seconds: float = 20) -> Made:
+    """Waits for a launch, and ends the process if the launch does not end."""
+    begun = time.monotonic()
+    while not made.logits.is_ready():
+        if time.monotonic() - begun > seconds:
+            print(f"HANGS: {step}", flush=True)
+            os._exit(3)
+        time.sleep(0.01)
+    return made
+
+
+def compare(name: str, lengths: list[int], **changes: Any) -> dict[str, Any]:
+    """Against the formulas: x behind the layers (its change), logits, and the KV; then the same launch again; then the
+    rows by themselves and in other places."""
+    pages_a_row = max(1, -(-max(lengths) // changes.get("page_size", PAGE_SIZE)))
+    step = shape(name, **{"pages": COLUMNS * pages_a_row + 1, **changes})
+    stacked, pool, rng = model(step), pools(step), np.random.default_rng(3)
+    embedded = jax.random.normal(jax.random.key(5), (COLUMNS, step.hidden), jnp.float32)
+    tables = rng.permutation(COLUMNS * pages_a_row).reshape(COLUMNS, pages_a_row)
+    batch = Batch.of(step, stacked, embedded, lengths, tables, pool)
+    made = ended(step, run(step, stacked, batch))
+    if made.where is not None:
+        print(
+            "gave up at", np.asarray(made.where).tolist() if np.asarray(made.where)[1].any() else "no wait", flush=True
+        )
+    exact = step_reference(step, stacked, batch.tokens, *pool, batch.tables, batch.lengths)
+    real = np.flatnonzero(np.asarray(lengths) > 0)
+    begin = batch.tokens.x
+    found: dict[str, Any] = {
+        "x": error((made.x - begin)[:, real], (exact.x - begin)[:, real]),
+        "logits": error(made.logits[real], exact.logits[real]),
+        "k": error(made.keys - pool[0], exact.keys - pool[0]),
+        "v": error(made.values - pool[1], exact.values - pool[1]),
+    }
+    for row in real:
+        found[f"logits of row {row}"] = error(made.logits[row], exact.logits[row])
+    again = [run(step, stacked, batch) for _ in range(5)]
+    found["again"] = all(bool((a.logits == made.logits)[real].all() & (a.x == made.x)[:, real].all()) for a in again)
+    same = {}
+    for rows in [[int(row)] for row in real] + [list(map(int, rng.permutation(real)[:3])), list(map(int, real[::-1]))]:
+        places = rng.permutation(COLUMNS)[: len(rows)]
+        others = np.setdiff1d(np.arange(COLUMNS), places)
+        order = np.zeros(COLUMNS, int)
+        order[places], order[others] = rows, np.setdiff1d(np.arange(COLUMNS), rows)
+        moved_lengths = np.zeros(COLUMNS, int)
+        moved_lengths[places] = np.asarray(lengths)[rows]
+        moved = Batch.of(step, stacked, embedded[order], moved_lengths.tolist(), tables[order], pool)
+        other = ended(step, run(step, stacked, moved))
+        equal = (other.logits[places] == made.logits[np.asarray(rows)]).all()
+        equal &= (other.x[:, places] == made.x[:, np.asarray(rows)]).all()
+        same[f"{rows} at {places.tolist()}"] = bool(equal)
+    found["company"] = all(same.values())
+    found["company differs"] = [name for name, equal in same.items() if not equal]
+    found["good"] = (
+        found["again"] and found["company"] and max(found[k] for k in ("x", "logits", "k", "v")) < KERNEL_ERROR
+    )
+    print(name, lengths, changes, json.dumps(found), flush=True)
+    return found
+
+
+def seconds_a_step(step: Step, stacked: Stacked, batch: Batch) -> float:
+    """Median of three chains of `STEPS` launches: the KV of one is the next one's."""
+    once = jax.jit(
+        lambda stacked, batch_tokens, keys, values, schedule: decode_step(
+            step, stacked, batch_tokens, keys, values, schedule
+        ),
+        donate_argnums=(2, 3),
+    )
+    keys, values = batch.keys + 0, batch.values + 0
+    made = ended(step, once(stacked, batch.tokens, keys, values, batch.schedule))
+    taken = []
+    for _ in range(4):
+        begun = time.perf_counter()
+        for _ in range(STEPS):
+            made = once(stacked, batch.tokens, made.keys, made.values, batch.schedule)
+        ended(step, made)
+        taken.append((time.perf_counter() - begun) / STEPS)
+    return sorted(taken[1:])[1]
+
+
+def bandwidth() -> dict[str, float]:
+    """TB/s of a read and of a copy of 4 GB of bf16."""
+    x = draw(jax.random.key(0), (2**31,), 1.0)
+    found = {}
+    for name, by, moved in (
+        ("copy", jax.jit(lambda x: x + 1), 2),
+        ("read", jax.jit(lambda x: x.reshape(-1, 2**14).astype(jnp.float32).sum(axis=1)), 1),
+    ):
+        by(x).block_until_ready()
+        begun = time.perf_counter()
+        for _ in range(10):
+            made = by(x)
+        made.block_until_ready()
+        found[name] = moved * x.nbytes * 10 / (time.perf_counter() - begun) / 1e12
+    return found
+
+
+def prepared(name: str, lengths: list[int], **changes: Any) -> tuple[Step, Stacked, Batch]:
+    pages_a_row = -(-max(lengths) // PAGE_SIZE)
+    step = shape(name, pages=COLUMNS * pages_a_row, **changes)
+    stacked = model(step)
+    tables = np.random.default_rng(3).permutation(COLUMNS * pages_a_row).reshape(COLUMNS, pages_a_row)
+    embedded = jax.random.normal(jax.random.key(5), (COLUMNS, step.hidden), jnp.float32)
+    return step, stacked, Batch.of(step, stacked, embedded, lengths, tables, pools(step))
+
+
+def timed(name: str, lengths: list[int], variants: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    step, stacked, batch = prepared(name, lengths)
+    weights = stacked.tiles.nbytes + stacked.head.nbytes
+    kv = 2 * sum(lengths) * step.layers * step.kv_heads * step.head_dim * 2
+    found: dict[str, Any] = {}
+    for variant, changes in variants.items():
+        seconds = seconds_a_step(attrs.evolve(step, **changes), stacked, batch)
+        rate = (weights + kv) / seconds
+        found[variant] = {"ms": seconds * 1e3, "TB/s": rate / 1e12, "of 4.27 TB/s": rate / 4.27e12}
+        rows = sum(length > 0 for length in lengths)
+        print(
+            f"{name} {rows} rows of {max(lengths)} {variant}: {seconds * 1e3:.4f} ms, {rate / 1e12:.2f} TB/s, "
+            f"{rate / 4.27e12:.1%}",
+            flush=True,
+        )
+    return found
+
+
+WHOLE: dict[str, dict[str, Any]] = {"whole": {}}
+PARTS: dict[str, dict[str, Any]] = WHOLE | {
+    f"without {' '.join(names)}": {"left_out": names}
+    for names in (
+        ("head",),
+        ("attention",),
+        ("attention", "head"),
+        ("barriers",),
+        ("attention", "barriers"),
+        ("attention", "barriers", "head"),
+        ("attention", "barriers", "products"),
+    )
+}
+WINDOWS: dict[str, dict[str, Any]] = {
+    str(window): {"window": Window(*window)}
+    for window in ((3, 2, 4), (11, 11, 0), (6, 6, 0), (5, 5, 0), (4, 4, 0), (3, 3, 0), (4, 3, 4), (4, 2, 4), (5, 3, 2))
+}
+
+
+def rows(count: int, keys: int) -> list[int]:
+    return [keys] * count + [0] * (COLUMNS - count)
+
+
+def section(name: str) -> dict[str, Any]:
+    kind, _, which = name.partition("-")
+    if kind == "tiny":
+        return {
+            "watched": compare("tiny", [5, 0, 0, 0, 0, 0, 0, 300], layers=1, watched=True),
+            "short": compare("tiny", [1, 7, 128, 129, 256, 0, 200, 3]),
+            "long": compare("tiny", [1, 257, 900, 600, 256, 0, 512, 3]),
+            "bias, several units a block": compare("tiny", [9, 257, 0, 0, 0, 0, 0, 40], bias=True, page_size=64, sms=5),
+            "wide": compare("tiny-128", [1, 257, 900, 600, 256, 0, 512, 3]),
+        }
+    if kind == "bits":
+        return {"two layers": compare(which, [1, 300, 2000, 129, 256, 255, 5000, 40], layers=2, V=8192)}
+    if kind == "time":
+        return bandwidth() | {
+            f"{count} rows of {keys}": timed(which, rows(count, keys), WHOLE)
+            for count, keys in ((1, 256), (1, 8192), (8, 1024))
+        }
+    if kind == "parts":
+        return {"1 row of 256": timed(which, rows(1, 256), PARTS)}
+    if kind == "windows":
+        return {"1 row of 256": timed(which, rows(1, 256), WINDOWS), "8192": timed(which, rows(1, 8192), WINDOWS)}
+    raise SystemExit(f"no section {name}")
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--child"]:
+        pathlib.Path(arguments[2]).write_text(json.dumps(section(arguments[1])))
+        return
+    out = pathlib.Path(os.environ.get("OUT", "."))
+    record: dict[str, Any] = {"jax": jax.__version__}
+    for name in arguments or FIRST:
+        begun, part = time.monotonic(), out / f"persistent-{name}.part.json"
+        command = [sys.executable, __file__, "--child", name, str(part)]
+        try:
+            status: Any = subprocess.run(command, timeout=SECTION_SECONDS).returncode
+        except subprocess.TimeoutExpired:
+            status = f"ended after {SECTION_SECONDS} s"
+        record[name] = json.loads(part.read_text()) if part.exists() else {"failed": status}
+        part.unlink(missing_ok=True)
+        print(f"-- {name}: {status}, {time.monotonic() - begun:.0f} s", flush=True)
+        (out / "persistent-check.json").write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
