@@ -68,6 +68,8 @@ class Crowd:
         finally:
             for reply in crowd._replies:
                 reply.cancel()
+            for reply in crowd._replies:
+                reply.results()  # none is left to stand in the steps of what comes next
 
     def join(self, tokens: int) -> None:
         """Submit those that come by the moment at which the request under test has so many tokens."""

@@ -75,7 +75,9 @@ def how_it_ran(stream: Stream) -> str:
         for phase, routes in sorted(stream.launches.items(), reverse=True)
     )
     unpaged = ", no paged launch" if stream.kv_storage == "paged" and not stream.paged_launches else ""
-    return f"{adopted}pieces {pieces}; {stream.kv_storage} storage{unpaged}; {ran or 'no launch counted'}"
+    seen = stream.company
+    beside = f"; row {seen.place} or later of {seen.fewest} to {seen.most}" if seen.most > 1 else ""
+    return f"{adopted}pieces {pieces}; {stream.kv_storage} storage{unpaged}; {ran or 'no launch counted'}{beside}"
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -121,7 +123,8 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "cached_tokens": stream.cached_tokens,
         "reproduces": stream.reproduces,
         "finish_cause": stream.finish_cause,
-        "slot": stream.slot,
+        "place": stream.company.place,
+        "rows": [stream.company.fewest, stream.company.most],
         "ms": round(stream.ms, 3),
     }
 

@@ -119,7 +119,7 @@ def run_arm(arm: Arm, setup: Setup, score: Mapping[str, Sequence[int]] | None = 
 
 
 def _watched(model: LoadedModel) -> RowWatch:
-    watch = RowWatch(model.engine)
+    watch = RowWatch()
     model.observers.add(watch)
     return watch
 
@@ -231,5 +231,5 @@ def _stream(arm: Arm, case: str, model: LoadedModel, watch: RowWatch, result: Re
         reproduces=watch.plan is not None and watch.plan.reproduces(cold),
         finish_cause=result.cause,
         ms=1000 * (timings.ended - timings.accepted),
-        slot=watch.slot,
+        company=watch.company,
     )

@@ -8,6 +8,8 @@ from enum import StrEnum
 
 import attrs
 
+from mlxcel.tools.parity.watch import Company
+
 Candidates = tuple[tuple[int, float], ...]
 """The two best of a step as (id, score), best first; fewer where no more could be drawn."""
 
@@ -44,9 +46,10 @@ class Failed:
 @attrs.frozen
 class Stream:
     """One request as it ran. `pieces` are (start, end, padding) of each piece, `adopted` the positions that no piece
-    computed; `launches` counts layer calls by phase and route in the steps that the row was part of. `reproduces`:
-    whether the plan that ran gives the bits of one from nothing. `scores` [N] are the log-probabilities of the tokens
-    that the backend pair asks for, by this arm's backend. `missing`: it ran, and is no evidence."""
+    computed; `launches` counts layer calls by phase and route in the steps that the row was part of, `company` are the
+    rows it shared them with. `reproduces`: whether the plan that ran gives the bits of one from nothing. `scores` [N]
+    are the log-probabilities of the tokens that the backend pair asks for, by this arm's backend. `missing`: it ran,
+    and is no evidence."""
 
     case: str
     arm: str
@@ -60,7 +63,7 @@ class Stream:
     reproduces: bool
     finish_cause: str
     ms: float
-    slot: int | None = None
+    company: Company
     scores: tuple[float, ...] = ()
     missing: Missing | None = None
 

@@ -6,18 +6,33 @@ import threading
 from collections import Counter
 from typing import Any
 
+import attrs
 import numpy as np
 
-from mlxcel.core.engine import Engine
 from mlxcel.core.plan import Decode, Piece, PrefillPlan, StepReport, id_bytes
+
+
+@attrs.frozen
+class Company:
+    """Of all steps that a row was part of: its lowest place among their rows, 0 being the first, and the fewest and
+    most rows that a step had."""
+
+    place: int | None = None
+    fewest: int = 0
+    most: int = 0
+
+    def seen(self, place: int, rows: int) -> Company:
+        """With one more step."""
+        if self.place is None:
+            return Company(place, rows, rows)
+        return Company(min(place, self.place), min(rows, self.fewest), max(rows, self.most))
 
 
 class RowWatch:
     """An observer that follows the row of one prompt; other rows of its steps have other prompts. What a step launches
     is counted for the step, which the row may share."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self._lock = threading.Lock()  # a scheduler reports from its own thread
         self.follow(np.zeros(0, np.int32))
 
@@ -27,7 +42,7 @@ class RowWatch:
             self._ids = id_bytes(prompt)
             self._row: int | None = None
             self.plan: PrefillPlan | None = None
-            self.slot: int | None = None
+            self.company = Company()
             self.pieces: list[tuple[int, int, int]] = []
             self._launches: dict[str, Counter[str]] = {}
 
@@ -45,8 +60,10 @@ class RowWatch:
             for part in report.parts:
                 if isinstance(part, Piece) and part.plan.ids == self._ids and part.plan.draw:
                     self._saw(part)
-            if all(part.sequence_id != self._row for part in report.parts):
+            rows = [part.sequence_id for part in report.parts]
+            if self._row not in rows:
                 return
+            self.company = self.company.seen(rows.index(self._row), len(rows))
             decodes = sum(isinstance(part, Decode) for part in report.parts)
             phase = "decode" if decodes == len(report.parts) else "mixed" if decodes else "prefill"
             self._launches.setdefault(phase, Counter()).update(report.routes)
@@ -57,5 +74,4 @@ class RowWatch:
     def _saw(self, part: Piece) -> None:
         span = part.plan.pieces[part.index]
         self._row, self.plan = part.sequence_id, part.plan
-        self.slot = self._engine.slot(part.sequence_id)
         self.pieces.append((span.start, span.end, span.pad))

@@ -1,0 +1,297 @@
+"""`mlxcel engine-parity` as a whole (docs/spec/clients.md 5.7): real engines agree, and one mistake each is seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from cli_runs import Cli
+from planted_faults import PLANT, PLUGIN, SCRIPT
+from plugin_doubles import Installer
+from tiny_checkpoint import write_tiny_llama
+
+SHORT = ("--prompt-tokens", 100, "--chunks", "32,64", "-n", 16)
+"""Several pieces of both chunks, several pages, and a hit of 75 tokens."""
+
+
+@attrs.frozen
+class Ran:
+    """An exit code with what was written for programs and for people."""
+
+    code: int
+    report: dict[str, Any]
+    text: str
+    err: str
+
+    def results(self, case: str | None = None) -> dict[str, list[str]]:
+        """What the rows say, by group."""
+        found: dict[str, list[str]] = {}
+        for row in self.report["pairs"]:
+            if case in (None, row["case"]):
+                found.setdefault(row["group"], []).append(row["result"])
+        return found
+
+    def row(self, case: str, left: str, right: str) -> dict[str, Any]:
+        (found,) = [
+            row
+            for row in self.report["pairs"]
+            if row["case"] == case and row["left"][0] == left and row["right"][0] == right
+        ]
+        return dict(found)
+
+    def stream(self, case: str, letter: str) -> dict[str, Any]:
+        (found,) = [each for each in self.report["streams"] if (each["case"], each["arm"][0]) == (case, letter)]
+        return dict(found)
+
+
+Compare = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def compare(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Compare:
+    run = Cli(monkeypatch, capfdbinary)
+
+    def comparing(model: Path, *arguments: object, backend: str = "reference-numpy") -> Ran:
+        file = tmp_path / "parity.json"
+        file.unlink(missing_ok=True)
+        ran = run(
+            "engine-parity", model, "--backend", backend, "--json", file, *arguments, MLXCEL_SDPA_DETERMINISTIC="1"
+        )
+        return Ran(ran.code, json.loads(file.read_text() or "{}"), ran.out, ran.err)
+
+    return comparing
+
+
+@pytest.fixture
+def planted(compare: Compare, third_party: Installer, model: Path) -> Compare:
+    """With the planted plugins installed, on the tiny model."""
+    third_party.install("planted", PLUGIN)
+
+    def comparing(*arguments: object, backend: str = "reference-numpy") -> Ran:
+        pairs = () if "--pairs" in arguments else ("--pairs", "client,storage,cache,chunk,batch")
+        return compare(model, *SHORT, *pairs, *arguments, backend=backend)
+
+    return comparing
+
+
+def test_every_way_of_running_a_request_gives_the_same_tokens(compare: Compare, model: Path) -> None:
+    """5.7: 6, 7, 8."""
+    ran = compare(model, "--prompt-tokens", 100, "--chunks", "32,64", "--expect-identical")
+    assert ran.code == 0, ran.text
+    groups = {"client": 1, "storage": 2, "cache": 2, "chunk": 1, "batch": 1}
+    for case in ("greedy", "seeded"):
+        assert ran.results(case) == {group: ["identical"] * rows for group, rows in groups.items()}
+        hit = ran.stream(case, "e")
+        assert hit["partition"]["adopted"] == [0, 75]
+        assert hit["cached_tokens"] == 75
+        assert hit["partition"]["pieces"] == [[75, 96, 0], [96, 100, 0]]
+        assert ran.stream(case, "d")["cached_tokens"] == 0
+        assert ran.stream(case, "f")["partition"]["pieces"] == [[0, 32, 0], [32, 64, 0], [64, 96, 0], [96, 100, 0]]
+        assert ran.stream(case, "g")["partition"]["pieces"] == [[0, 64, 0], [64, 100, 0]]
+        crowded = ran.stream(case, "h")
+        assert crowded["place"] == 1
+        assert crowded["rows"][1] == 4
+        assert set(crowded["launches"]) == {"mixed", "decode"}
+        assert all("paged" in route for route in ran.stream(case, "c")["launches"]["decode"])
+    assert ran.report["level"] == "R2"
+    assert ran.report["prompt_token_ids"] == ran.report["prompt_token_ids"][:100]
+    streams = ran.report["streams"]
+    assert len(streams) == 16
+    for each in streams:
+        assert len(each["token_ids"]) == len(each["top2"]) == 64
+        assert each["reproduces"]
+        assert each["finish_cause"] == "max_tokens"
+        # What was drawn is what the sampler rated best, noise included.
+        assert [best[0][0] for best in each["top2"]] == each["token_ids"]
+        assert all(best[0][1] >= best[1][1] for best in each["top2"] if len(best) > 1)
+    assert ran.text.count("identical (64 tokens)") == 14
+    assert ran.stream("greedy", "a")["token_ids"] != ran.stream("seeded", "a")["token_ids"]
+
+
+def test_the_json_has_the_fields_of_the_specification_and_says_what_the_table_says(
+    compare: Compare, model: Path
+) -> None:
+    """5.7: 7."""
+    ran = compare(model, *SHORT, "--pairs", "client", "--cases", "greedy", "--seed", 5)
+    report = ran.report
+    top = (
+        "tool version commit model backend device dtype level prompt_tokens prompt_token_ids n seed chunks batch "
+        "gap_bound streams pairs exit_code"
+    )
+    assert set(top.split()) <= set(report)
+    stream = "case arm token_ids top2 partition kv_storage launches cached_tokens reproduces finish_cause ms"
+    pair = (
+        "case group left right result first_divergent_index left_token right_token left_gap right_gap "
+        "max_logprob_diff reason"
+    )
+    assert all(set(stream.split()) <= set(each) for each in report["streams"])
+    assert all(set(pair.split()) == set(each) for each in report["pairs"])
+    assert (report["tool"], report["n"], report["seed"], report["chunks"]) == ("engine-parity", 16, 5, [32, 64])
+    assert (report["prompt_tokens"], report["batch"], report["exit_code"]) == (100, 4, 0)
+    assert [each["arm"] for each in report["streams"]] == ["a:direct", "b:dense"]
+    row, *sides = ran.text.splitlines()[1:4]
+    assert row == "greedy  client   a:direct = b:dense: identical (16 tokens)"
+    assert all("pieces 0-100; dense storage; prefill ref_dense_gather 2; decode" in side for side in sides)
+
+
+def test_json_to_stdout_is_alone_there(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], model: Path
+) -> None:
+    run = Cli(monkeypatch, capfdbinary)
+    options = (*SHORT, "--pairs", "client", "--cases", "greedy", "--deterministic", "--backend", "reference-numpy")
+    ran = run("engine-parity", model, *options, "--json", "-")
+    assert ran.code == 0
+    assert json.loads(ran.out)["exit_code"] == 0
+    assert "identical (16 tokens)" in ran.err
+
+
+def test_a_prompt_of_ones_own_and_one_in_the_template(compare: Compare, model: Path) -> None:
+    """5.1."""
+    options = ("--pairs", "client", "--cases", "greedy", "-n", 2)
+    ids = compare(model, "--token-ids", "40,41,42", *options).report
+    assert ids["prompt_token_ids"] == [40, 41, 42]
+    raw = compare(model, "-p", "in the", *options).report["prompt_token_ids"]
+    chat = compare(model, "-p", "in the", "--chat", *options).report["prompt_token_ids"]
+    assert len(chat) > len(raw) > 0
+
+
+def test_a_wrong_entry_of_a_page_table_shows_in_the_rows_about_storage(planted: Compare) -> None:
+    ran = planted("--expect-identical", "--cases", "greedy", backend="wrong-page")
+    assert ran.code == 1
+    assert ran.results() == {
+        "client": ["identical"],
+        "storage": ["diverge", "diverge"],
+        "cache": ["identical", "identical"],
+        "chunk": ["identical"],
+        "batch": ["identical"],
+    }
+
+
+def test_a_stale_entry_of_the_prompt_cache_shows_in_the_row_of_the_hit(planted: Compare) -> None:
+    ran = planted("--expect-identical", "--cases", "greedy", backend="stale-entry")
+    assert ran.code == 1
+    assert ran.results() == {
+        "client": ["identical"],
+        "storage": ["identical", "identical"],
+        "cache": ["identical", "diverge"],
+        "chunk": ["identical"],
+        "batch": ["identical"],
+    }
+    assert (ran.row("greedy", "d", "e")["left"], ran.row("greedy", "d", "e")["right"]) == ("d:miss", "e:hit")
+
+
+def test_a_position_off_by_one_shows_in_the_row_about_chunks(planted: Compare) -> None:
+    ran = planted("--expect-identical", "--cases", "greedy", backend="off-by-one")
+    assert ran.code == 1
+    assert ran.results() == {
+        "client": ["identical"],
+        "storage": ["identical", "identical"],
+        "cache": ["identical", "identical"],
+        "chunk": ["diverge"],
+        "batch": ["identical"],
+    }
+
+
+def test_a_skipped_penalty_shows_in_the_crowd_and_in_the_case_that_has_penalties(planted: Compare) -> None:
+    ran = planted("--expect-identical", "--sampler", "skipped-penalty", "-n", 48)
+    assert ran.code == 1
+    assert ran.results("greedy")["batch"] == ["identical"]
+    assert ran.results("seeded") == {
+        "client": ["identical"],
+        "storage": ["identical", "identical"],
+        "cache": ["identical", "identical"],
+        "chunk": ["identical"],
+        "batch": ["diverge"],
+    }
+
+
+def test_a_planted_divergence_is_named_with_its_step_its_tokens_and_both_gaps(planted: Compare) -> None:
+    """5.5: without the gate a divergence is recorded and ends with 0, with it with 1."""
+    options = ("--cases", "greedy", "--pairs", "client,storage")
+    ran = planted(*options, backend="script")
+    assert ran.code == ran.report["exit_code"] == 0
+    row = ran.row("greedy", "a", "b")
+    assert (row["result"], row["first_divergent_index"]) == ("diverge", PLANT)
+    assert (row["left_token"], row["right_token"]) == (SCRIPT[PLANT], SCRIPT[PLANT] + 1)
+    assert row["left_gap"] == row["right_gap"] == 60
+    assert f"diverge@{PLANT} left={SCRIPT[PLANT]} " in ran.text
+    assert planted(*options, "--expect-identical", backend="script").code == 1
+
+
+def test_a_backend_without_routes_over_pages_is_no_evidence_about_pages(planted: Compare) -> None:
+    """5.4, V24; 5.7: 5. Its stream is written all the same."""
+    ran = planted("--cases", "greedy", "--pairs", "storage", backend="script")
+    assert [(row["result"], row["reason"]) for row in ran.report["pairs"]] == [("n/a", "no paged launch")] * 2
+    assert ran.code == 3  # nothing was compared
+    assert ran.stream("greedy", "c")["kv_storage"] == "paged"
+    assert "paged storage, no paged launch" in ran.text
+
+
+def test_a_required_group_must_be_compared(planted: Compare) -> None:
+    """5.5."""
+    options = ("--cases", "greedy", "--pairs", "client,storage")
+    assert planted(*options, "--require", "client", backend="pageless").code == 0
+    ran = planted(*options, "--require", "storage", backend="pageless")
+    assert ran.code == 3
+    assert ran.results() == {"client": ["identical"], "storage": ["n/a", "n/a"]}
+    assert {row["reason"] for row in ran.report["pairs"]} == {None, "storage refused"}
+    assert ran.report["absent"][0]["detail"] == "this backend has no pages"
+
+
+def test_an_arm_that_fails_ends_with_3_and_the_others_are_told(planted: Compare) -> None:
+    """5.5: 3 wins over 1, and every stream that ran is written."""
+    ran = planted("--cases", "greedy", "--pairs", "client,storage", "--expect-identical", backend="lost")
+    assert ran.code == ran.report["exit_code"] == 3
+    assert ran.results() == {"client": ["identical"], "storage": ["failed", "failed"]}
+    assert "the device fell off the bus" in ran.row("greedy", "b", "c")["reason"]
+    assert [each["arm"] for each in ran.report["streams"]] == ["a:direct", "b:dense"]
+    assert planted("--pairs", "client", backend="broken").code == 3
+
+
+def test_pieces_are_those_that_ran(planted: Compare) -> None:
+    """5.7: 5: a planner of a plugin splits as it likes."""
+    ran = planted("--cases", "greedy", "--pairs", "client,chunk", "--prefill-planner", "odd", "--expect-identical")
+    assert ran.code == 0
+    assert ran.stream("greedy", "g")["partition"]["pieces"] == [[0, 5, 0], [5, 64, 0], [64, 100, 0]]
+    assert "pieces 0-5 5-64 64-100;" in ran.text
+
+
+def test_a_hit_that_adopts_nothing_is_no_evidence(compare: Compare, model: Path) -> None:
+    """5.4: the reason is the cache's own."""
+    options = (*SHORT, "--cases", "greedy", "--pairs", "cache")
+    ran = compare(model, *options, "--prompt-cache-capacity-bytes", 1, "--kv-storage", "dense")
+    assert [(row["result"], row["reason"]) for row in ran.report["pairs"]] == [
+        ("identical", None),
+        ("n/a", "no hit (empty_set)"),
+    ]
+    assert ran.stream("greedy", "e")["cached_tokens"] == 0
+
+
+@pytest.mark.on_jax(most=1)
+def test_jax_agrees_with_itself_and_with_the_reference(compare: Compare, model: Path) -> None:
+    """5.7: 8: all groups with JAX on the CPU, and the pair of backends."""
+    ran = compare(
+        model, "--device", "cpu", *SHORT, "--expect-identical", "--require", "backend,storage", backend="jax-cuda"
+    )
+    assert ran.code == 0, ran.text
+    assert {each for results in ran.results().values() for each in results} == {"identical"}
+    assert [row["right"] for row in ran.report["pairs"] if row["group"] == "backend"] == ["x:reference-numpy"] * 2
+    differences = [row["max_logprob_diff"] for row in ran.report["pairs"] if row["group"] == "backend"]
+    assert all(0 <= each < 1e-3 for each in differences)
+
+
+@pytest.mark.slow
+def test_the_default_model_agrees_with_itself(compare: Compare, smollm2_path: Path) -> None:
+    """5.7: 8."""
+    ran = compare(smollm2_path, "--expect-identical")
+    assert ran.code == 0, ran.text
+    assert all(set(results) == {"identical"} for results in ran.results().values())
