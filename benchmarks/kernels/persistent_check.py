@@ -115,7 +115,7 @@ class Batch:
         schedule = make_schedule(
             tables, seq_lens, num_pages=step.pages, page_size=step.page_size, kv_heads=step.kv_heads
         )
-        return cls(tokens, *pool, tables, seq_lens, schedule)
+        return cls(tokens, pool[0], pool[1], tables, seq_lens, schedule)
 
 
 def pools(step: Step, seed: int = 7) -> tuple[jax.Array, jax.Array]:
@@ -125,7 +125,8 @@ def pools(step: Step, seed: int = 7) -> tuple[jax.Array, jax.Array]:
 
 
 def run(step: Step, stacked: Stacked, batch: Batch) -> Made:
-    return decode_step(step, stacked, batch.tokens, batch.keys, batch.values, batch.schedule)
+    made: Made = decode_step(step, stacked, batch.tokens, batch.keys, batch.values, batch.schedule)
+    return made
 
 
 def error(found: jax.Array, exact: jax.Array) -> float:
@@ -136,7 +137,8 @@ def error(found: jax.Array, exact: jax.Array) -> float:
 def ended(step: Step, made: Made, seconds: float = 20) -> Made:
     """Waits for a launch, and ends the process if the launch does not end."""
     begun = time.monotonic()
-    while not made.logits.is_ready():
+    logits: Any = made.logits
+    while not logits.is_ready():
         if time.monotonic() - begun > seconds:
             print(f"HANGS: {step}", flush=True)
             os._exit(3)

@@ -113,7 +113,7 @@ class Attention:
     def _blocks(
         self, layer: Any, n: Any, step: Any, row: Any, first: Any, run: Any, length: Any
     ) -> tuple[Any, Partial]:
-        """The partial of an item's blocks."""
+        """The ring step behind an item's blocks, and their partial."""
         scoring, chunks, ring = Scoring(self.step.scale), self.step.chunks, self.ring
         kv_head, place = self.work.place(n)[1], lax.rem(n, jnp.int32(2))
         key = plgpu.broadcasted_iota(jnp.int32, (HALF, COLUMNS), 0, layout=WGMMA)

@@ -97,7 +97,7 @@ class Counters:
 
 
 def bulk_reads_follow() -> None:
-    """What this thread knows to be written by ordinary stores may be read by bulk copies that it starts from here on."""
+    """What this thread knows to be written by ordinary stores may be read by bulk copies that it starts after this."""
 
     @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
     def fence(_context: Any) -> None:

@@ -56,8 +56,8 @@ class Products:
         begin: Begin,
         end: End,
     ) -> Any:
-        """A block's units of one phase; the ring step behind them. x [N, D] bf16 and squares [D/64, N] float32 in device
-        memory are there once so many `results` are."""
+        """A block's units of one phase; the ring step behind them. x [N, D] bf16 and squares [D/64, N] float32, in
+        device memory, are there once so many `results` are."""
         weight, count = units.weight, units.count_of(self.block)
 
         @pl.when(count > 0)

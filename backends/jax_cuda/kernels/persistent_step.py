@@ -1,9 +1,9 @@
 """A decode step of a standard block in one launch: every layer, the final norm, and the logits, for up to 8 rows.
 
-One block of threads on each multiprocessor, all resident. Its memory warpgroup streams weight tiles and old KV through a
-ring and waits for nobody but the ring; its compute warpgroup goes through the phases of a layer (`Products`,
-`Attention`) and waits for other blocks' results by counters that only grow. Activations lie in device memory, which is
-to say in L2, between the phases.
+One block of threads on each multiprocessor, all resident. Its memory warpgroup streams weight tiles and old KV through
+a ring and waits for nobody but the ring; its compute warpgroup goes through the phases of a layer (`Products`,
+`Attention`) and waits for other blocks' results by counters that only grow. Between the phases activations lie in
+device memory, which is to say in L2.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def decode_step(
     """One token of each of up to 8 rows through every layer. keys and values [L * pages, K, page_size, d] bf16: donate
     them, and they are written in place. The schedule is `make_schedule`'s for the 8 rows and the pages of one layer."""
     _check(step, stacked, tokens, keys, values)
-    D, d = step.hidden, step.head_dim
+    d = step.head_dim
     in_place = [jax.new_ref(array) for array in (tokens.x, tokens.scaled, tokens.squares, keys, values)]
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
     turns = [jnp.tile(table, (step.together, 1)) for table in (tokens.cos, tokens.sin)]

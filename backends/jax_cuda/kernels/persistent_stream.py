@@ -108,9 +108,11 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
 
                 return ask(carry, jnp.where(k < window.steps, window.narrow, window.wide), start)
 
-            return lax.fori_loop(0, units.steps, fetch, carry)
+            asked: Carry = lax.fori_loop(0, units.steps, fetch, carry)
+            return asked
 
-        return lax.fori_loop(0, units.count_of(block), unit, carry)
+        asked: Carry = lax.fori_loop(0, units.count_of(block), unit, carry)
+        return asked
 
     count, first_record = work.items, work.record(jnp.int32(0), FIELDS + BLOCK // tile)
     page_rows = jnp.int32(step.kv_heads * step.page_size)
@@ -157,7 +159,8 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
             asked = lax.fori_loop(0, run, block_of_keys, (number, here, *pool_rows))[:2]
             return *asked, *upcoming
 
-        return lax.fori_loop(0, count, item, (*carry, *first_record))[:2]
+        asked: Carry = lax.fori_loop(0, count, item, (*carry, *first_record))[:2]
+        return asked
 
     phases = step.product_phases
 
