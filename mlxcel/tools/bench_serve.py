@@ -36,7 +36,7 @@ def bench_serve(
     texts = _Texts.of(options, model)
     bodies = [_body(options, model, one) for one in texts.asked]
     requests = [request_bytes(options.address, options.route, options.headers, body) for body in bodies]
-    plan = arrivals(options.num_prompts, options.request_rate, options.burstiness, options.seed)[: texts.measured]
+    plan = arrivals(texts.measured, options.request_rate, options.burstiness, options.seed)
     load = asyncio.run(_under_load(options, requests, plan, progress or NoProgress(), say))
     facts = Facts(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
