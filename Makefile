@@ -6,7 +6,7 @@ WORKERS ?= 2
 SOURCES := mlxcel backends tests benchmarks examples setup.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format type bench bench-engine bench-gate docs clean
+.PHONY: help demo test test-slow lint format type bench bench-engine bench-gate engine-parity docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ bench-gate: $(VENV)/.base ## the same, and fail where it is slower than BASE=REC
 	@test -n "$(BASE)" || { echo "error: BASE names no records"; \
 	  echo "hint: make bench-engine ARGS='--out FILE' takes them, make bench-gate BASE=FILE compares"; exit 2; }
 	$(BIN)/mlxcel bench-engine $(MODEL) --compare "$(BASE)" $(ARGS)
+
+engine-parity: $(VENV)/.base ## every way of running a request against the others: MODEL=... ARGS="..."
+	MLXCEL_SDPA_DETERMINISTIC=1 $(BIN)/mlxcel engine-parity $(MODEL) $(ARGS)
 
 docs: $(VENV)/.dev ## write the tables of the documentation anew
 	$(BIN)/python -m mlxcel.cli.reference docs/cli.md docs/sampling.md docs/server.md

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 
 from mlxcel.core.tokenizer import Tokenizer
-from mlxcel.tools.machine import source
 from mlxcel.tools.parity.pairs import Row
 from mlxcel.tools.parity.run import Report
 from mlxcel.tools.parity.stream import Failed, Missing, Stream
@@ -82,7 +81,7 @@ def how_it_ran(stream: Stream) -> str:
 
 def as_json(report: Report) -> dict[str, Any]:
     """Every stream that ran and every row."""
-    facts, options, code = report.facts, report.setup.options, source()
+    facts, options, code = report.facts, report.setup.options, report.source
     return {
         "tool": "engine-parity",
         "version": version(),

@@ -8,6 +8,7 @@ from typing import Final
 
 import attrs
 
+from mlxcel.tools.machine import Source, source
 from mlxcel.tools.parity.arms import arms
 from mlxcel.tools.parity.pairs import Row, exit_code, letters, rows
 from mlxcel.tools.parity.running import ArmRun, EngineFacts, Setup, run_arm
@@ -22,6 +23,7 @@ class Report:
     """What was found. `found` is by case and arm's letter, `names` are those of the arms that were to run."""
 
     setup: Setup
+    source: Source
     facts: EngineFacts
     names: dict[str, str]
     found: dict[tuple[str, str], Found]
@@ -39,7 +41,7 @@ class Report:
 def run_parity(setup: Setup, groups: Sequence[str], other: tuple[str, str] | None, other_name: str) -> Report:
     """Run the arms of these groups. `other` is the second backend and its device, None where there is none here;
     `other_name` is what it is called then. What keeps the very first engine from being opened is raised."""
-    options = setup.options
+    options, code_ran = setup.options, source()
     made = arms(options, other or (other_name, setup.config.device))
     found: dict[tuple[str, str], Found] = {}
     facts: dict[str, EngineFacts] = {}
@@ -67,7 +69,7 @@ def run_parity(setup: Setup, groups: Sequence[str], other: tuple[str, str] | Non
     names = {letter: made[letter].name for letter in letters(groups)}
     table = rows(options.cases, groups, names, found, bound)
     code = exit_code(table, require=options.require, expect_identical=options.expect_identical)
-    return Report(setup, main, names, found, table, bound, code)
+    return Report(setup, code_ran, main, names, found, table, bound, code)
 
 
 def _to_score(
