@@ -1,0 +1,120 @@
+"""What rounds decide of the defaults D30, D31 and D32 (docs/spec/engine.md 9), as rows of ADR 0007's table.
+
+    python benchmarks/decisions.py D30 RECORDS...    two arms that differ in --prefill-chunk, the one in force first
+    python benchmarks/decisions.py D31 RECORDS...    --kv-storage dense, then paged
+    python benchmarks/decisions.py D32 RECORDS...    any arms; nulls are what counts
+
+RECORDS are files that engine_bench_rounds.py wrote, under docs/benchmark_results. A difference is the median of those
+of the rounds, in percent, of the second arm against the first. What a null arm differs from its source by in any round
+is the noise of a cell and figure: a difference within it decides nothing.
+
+D30: the time to the first token. The second chunk wins if it is faster in a cell and slower in none. D31: decode rate
+and time to the first token. Paged wins unless it is worse in a cell. D32: the widest noise, rounded up to half a
+percent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rounds.records import of_kind, read_records
+from rounds.summary import summarise
+
+from mlxcel.tools.regression import BETTER
+
+ADR = Path(__file__).parent.parent / "docs/adr/0007-unified-batch-native-engine.md"
+FLAG = {"D30": "--prefill-chunk", "D31": "--kv-storage"}
+"""That the two arms differ in."""
+FIGURES = {"D30": ("ttft_ms",), "D31": ("ttft_ms", "decode_tok_s"), "D32": tuple(BETTER)}
+STEP = 0.5
+"""Percent that a threshold is a multiple of."""
+ROUNDS = 5
+"""Fewer decide nothing."""
+
+
+def rows(decision: str, files: Sequence[Path]) -> list[str]:
+    """A row a record, cell and figure, each with the verdict of all of them. ValueError for records that cannot decide
+    it."""
+    measured = [(file, figure) for file in files for figure in figures(decision, file)]
+    found = verdict(decision, [figure for _, figure in measured])
+    return [_row(decision, file, figure, found) for file, figure in measured]
+
+
+def figures(decision: str, file: Path) -> list[dict[str, Any]]:
+    """Of one file: `where`, `figure`, `arms`, `delta` of the second arm against the first, `noise`, and the `values` of
+    the flag that they differ in."""
+    records = read_records(file)
+    header = of_kind(records, "header")[0]
+    if header["rounds"] < ROUNDS or not header["nulls"]:
+        raise ValueError(
+            f"{file}: {header['rounds']} rounds, {len(header['nulls'])} null arms; {ROUNDS} and 1 are needed"
+        )
+    arms = [arm["name"] for arm in header["arms"]]
+    values = [_value(arm["flags"], FLAG[decision]) for arm in header["arms"]] if decision in FLAG else []
+    if decision in FLAG and (len(arms) != 2 or None in values or len(set(values)) != 2):
+        raise ValueError(f"{file}: {decision} needs two arms that differ in {FLAG[decision]}, there are {values}")
+    found = []
+    for each in summarise(records):
+        if each["partial"] or each["widest_null_percent"] is None:
+            raise ValueError(f"{file}: {each['path']}, {each['prompt_target_len']}: rounds are missing")
+        if each["metric"] in FIGURES[decision]:
+            found.append({
+                "where": f"{header['model']}, {each['path']}, {each['prompt_target_len']}, {each['batch']}",
+                "figure": each["metric"], "arms": arms, "values": values, "noise": each["widest_null_percent"],
+                "delta": each["deltas"][arms[1]]["median"] if len(arms) > 1 else None,
+            })  # fmt: skip
+    return found
+
+
+def verdict(decision: str, found: Sequence[dict[str, Any]]) -> str:
+    """The value that the default has from now on."""
+    if decision == "D32":
+        return f"{threshold([each['noise'] for each in found]):g}"
+    gains = [BETTER[each["figure"]] * each["delta"] for each in found]
+    beyond = [gain for gain, each in zip(gains, found, strict=True) if abs(gain) > each["noise"]]
+    first, second = found[0]["values"]
+    wins = not any(gain < 0 for gain in beyond) and (decision == "D31" or bool(beyond))
+    return second if wins else first
+
+
+def threshold(noise: Sequence[float]) -> float:
+    """The widest, rounded up to STEP; one STEP at least."""
+    return max(1, math.ceil(max(noise) / STEP)) * STEP
+
+
+def _value(flags: Sequence[str], name: str) -> str | None:
+    words = [word for flag in flags for word in flag.split("=", 1)] if not isinstance(flags, str) else flags.split()
+    return words[words.index(name) + 1] if name in words[:-1] else None
+
+
+def _row(decision: str, file: Path, figure: dict[str, Any], found: str) -> str:
+    link = os.path.relpath(file, ADR.parent).replace(os.sep, "/")
+    delta = "–" if figure["delta"] is None or decision == "D32" else f"{figure['delta']:+.2f}"
+    cells = (
+        decision, f"[{file.name}]({link})", figure["where"], figure["figure"], ", ".join(figure["arms"]), delta,
+        f"{figure['noise']:.2f}", found,
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("decision", choices=sorted(FIGURES))
+    parser.add_argument("records", nargs="+", type=Path)
+    given = parser.parse_args()
+    try:
+        print("\n".join(rows(given.decision, given.records)))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
