@@ -1,6 +1,6 @@
 """What HTTP costs: tokens a second of streams over the server, over those straight from its scheduler.
 
-    python benchmarks/http_overhead.py MODEL [--rows 1 32] [--tokens 128] [--rounds 5] [--json FILE]
+    python benchmarks/http_overhead.py MODEL [--rows 1 32] [--prompt 16] [--tokens 128] [--rounds 5] [--json FILE]
 
 Both run in turns in one server process, over one engine. Over HTTP the client is a process of its own, which reads
 lines and does not decode them. A rate is that of all tokens behind the first ones, from the first token of any reply to
@@ -24,9 +24,6 @@ from http_streams import Address, Heard, get, listen
 from provenance import provenance
 from watched_server import watched
 
-PROMPT = 16
-"""Tokens."""
-
 
 @attrs.frozen
 class Round:
@@ -36,10 +33,10 @@ class Round:
     cpu_ms: float
 
 
-def bodies(rows: int, tokens: int) -> list[dict[str, Any]]:
+def bodies(rows: int, prompt: int, tokens: int) -> list[dict[str, Any]]:
     chance = np.random.default_rng(rows)
     asked = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True}
-    return [{"prompt": chance.integers(10, 250, PROMPT).tolist(), **asked} for _ in range(rows)]
+    return [{"prompt": chance.integers(10, 250, prompt).tolist(), **asked} for _ in range(rows)]
 
 
 async def over_http(address: Address, asked: list[dict[str, Any]]) -> Round:
@@ -59,8 +56,8 @@ async def straight(address: Address, asked: list[dict[str, Any]]) -> Round:
     return Round(found["tokens"] / found["seconds"], 1000 * found["cpu_s"] / tokens)
 
 
-async def measure(address: Address, rows: int, tokens: int, rounds: int) -> dict[str, Any]:
-    asked = bodies(rows, tokens)
+async def measure(address: Address, rows: int, prompt: int, tokens: int, rounds: int) -> dict[str, Any]:
+    asked = bodies(rows, prompt, tokens)
     pairs = []
     for number in range(rounds + 1):
         first = number % 2
@@ -73,6 +70,7 @@ async def measure(address: Address, rows: int, tokens: int, rounds: int) -> dict
     cpu = [http.cpu_ms - alone.cpu_ms for alone, http in pairs]
     return {
         "rows": rows,
+        "prompt": prompt,
         "tokens": tokens,
         "scheduler_tok_s": round(median(alone.rate for alone, _ in pairs), 1),
         "server_tok_s": round(median(http.rate for _, http in pairs), 1),
@@ -89,15 +87,20 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--backend", default="reference-numpy")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
+    parser.add_argument("--prompt", type=int, default=16, help="its tokens")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    options = {"backend": given.backend, "max_num_seqs": max(given.rows), "max_model_len": PROMPT + given.tokens + 16}
+    options = {
+        "backend": given.backend,
+        "max_num_seqs": max(given.rows),
+        "max_model_len": given.prompt + given.tokens + 16,
+    }
     record: dict[str, Any] = {**provenance(), "model": Path(given.model).name, "backend": given.backend, "runs": []}
     with watched(given.model, options, {"max_queue_depth": max(given.rows)}) as address:
         for rows in given.rows:
-            found = asyncio.run(measure(address, rows, given.tokens, given.rounds))
+            found = asyncio.run(measure(address, rows, given.prompt, given.tokens, given.rounds))
             record["runs"].append(found)
             print(" ".join(f"{name}={value}" for name, value in found.items()), flush=True)
     record["load_average_after"] = os.getloadavg()
