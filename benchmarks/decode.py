@@ -1,6 +1,6 @@
 """How close decoding with the JAX backend comes to the memory's bandwidth, and what stands around the step.
 
-    python benchmarks/decode.py --commit COMMIT [--json FILE] [--device cuda] [--seconds 480] [SECTION ...]
+    python benchmarks/decode.py --commit COMMIT [--json FILE] [--device cuda] [--seconds 480] [--shapes A,B] [SECTION …]
 
 Random weights of published shapes, greedy, through the engine, one step ahead of what is read. A figure is the median
 of rounds, after one that only compiles and warms; beside it the least and the greatest. GB/s are of the weights and the
@@ -8,12 +8,14 @@ KV that a step reads, at the mean length of the round; they stand beside what re
 process.
 
 Sections, in the order of the default run: lone (one row, few and many keys, and the first token of a long prompt),
-bare (the engine over its own jitted step; launches), scheduler (over the engine), batch (rows together; one row of the
-other shapes), storage (paged against dense), concurrency, fairness (by benchmarks/fairness.py), deterministic (level
-R1), start (from a fresh process to its first token, compiled programs cold and warm). The bandwidth is measured before
-any. A section that fails is recorded with its error and the next one runs; a figure that takes longer than
-ROW_SECONDS of section_record.py ends the process. What does not begin within --seconds is left out, and named. The
-record is written after each figure.
+bare (the engine over its own jitted step; launches), scheduler (over the engine), storage (paged against dense),
+deterministic (level R1), batch (rows together; one row of the other shapes), concurrency, fairness (by
+benchmarks/fairness.py), start (from a fresh process to its first token, compiled programs cold and warm). The bandwidth
+is measured before any. Each shape runs all of its sections before the next one: its weights are read once, and the
+greedy programs of an engine are compiled side by side before its first round. A section that fails is recorded with its
+error and the next one runs; a figure that takes longer than ROW_SECONDS of section_record.py ends the process. What
+does not begin within --seconds is left out, and named. The record is written after each figure, and a table of all of
+them ends the run.
 
 --cache keeps compiled programs in a folder, for the next run on the same machine. --small runs toys: to see that the
 script works.
@@ -39,10 +41,11 @@ from served_rounds import crowd_served, served
 
 TURNS = 8
 """Passes over an array in one call that measures bandwidth."""
-SECTIONS = (
-    *("lone", "bare", "scheduler", "batch", "storage", "concurrency", "fairness", "deterministic"),
-    "start",
-)
+SECTIONS = ("lone", "bare", "scheduler", "storage", "deterministic", "batch", "concurrency", "fairness", "start")
+OF_THE_LONG = ("lone", "storage")
+"""Sections of the shapes that many keys are measured of."""
+OF_THE_FIRST = ("bare", "scheduler", "deterministic", "concurrency", "fairness", "start")
+"""Sections of one shape."""
 
 SHARE_OF_READ = {
     ("llama-3.2-1b", 1, 256): 0.50,
@@ -57,13 +60,19 @@ FIRST_TOKEN_MS = {"llama-3.2-1b": 60, "qwen3-1.7b": 95}
 OVER_THE_FIRST = {"engine over bare step": 0.02, "scheduler over engine": 0.01, "paged over dense": 0.01}
 START_S = {"cold": 60, "warm": 10}
 
+TABLE = (
+    *("shape", "what", "arm", "programs_are", "storage", "rows", "requests", "keys", "ms", "tok_per_s", "of_read"),
+    *("over_the_first", "gap_p95_ms", "ttft_ms", "s"),
+)
+"""Columns of the table that ends the run."""
+
 Side = tuple[Bench, Callable[[], float]]
 """An engine, and a round of it: seconds a step."""
 
 
 @attrs.frozen
 class Sizes:
-    shapes: tuple[str, ...] = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-1.7b", "qwen3-0.6b")
+    shapes: tuple[str, ...] = ("llama-3.2-1b", "qwen3-1.7b", "qwen3-0.6b", "llama-3.1-8b")
     long: tuple[str, ...] = ("llama-3.2-1b", "qwen3-1.7b")  # those that many keys are measured of
     first: str = "llama-3.2-1b"  # of the sections that take one shape
     few: int = 256  # keys
@@ -96,15 +105,14 @@ class Run:
 
     # --- engines ------------------------------------------------------------------------------------------------------
 
-    @property
-    def lone_setup(self) -> Setup:
+    def lone_setup(self, shape: str) -> Setup:
         """One row of the longest prompt, and a round behind it."""
         sizes = self.sizes
         context = sizes.many + 2 * sizes.steps
-        return Setup(sizes.first, 1, context, chunk=sizes.chunks[1], small=sizes.small)
+        return Setup(shape, 1, context, chunk=sizes.chunks[1], small=sizes.small)
 
-    def lone_engine(self, **changed: Any) -> Bench:
-        return self.engines(attrs.evolve(self.lone_setup, **changed))
+    def lone_engine(self, shape: str, **changed: Any) -> Bench:
+        return self.engines(attrs.evolve(self.lone_setup(shape), **changed))
 
     def crowd_engine(self, shape: str) -> Bench:
         """As a server has it: paged."""
@@ -141,17 +149,16 @@ class Run:
             self.gb_per_s[name] = statistics.median(rates)
             yield {"what": name, "gb_per_s": self.gb_per_s[name], "gb_per_s_range": _range(rates)}
 
-    def lone(self) -> Rows:
-        for shape in self.sizes.long:
-            bench = self.lone_engine(shape=shape)
-            for keys in (self.sizes.few, self.sizes.many):
-                yield self._step(bench, 1, keys, self._rounds(partial(self._decode, bench, keys)))
-            yield self._first_token(bench)
+    def lone(self, shape: str) -> Rows:
+        bench = self.lone_engine(shape)
+        for keys in (self.sizes.few, self.sizes.many):
+            yield self._step(bench, 1, keys, self._rounds(partial(self._decode, bench, keys)))
+        yield self._first_token(bench)
 
-    def bare(self) -> Rows:
+    def bare(self, shape: str) -> Rows:
         from bare_step import BareStep
 
-        bench, few, steps = self.lone_engine(), self.sizes.few, self.sizes.steps
+        bench, few, steps = self.lone_engine(shape), self.sizes.few, self.sizes.steps
         step = BareStep(bench, [bench.begin(bench.ids(few, 1))])
         bench.close_rows()
         sides: dict[str, Side] = {
@@ -166,8 +173,8 @@ class Run:
             "launches_a_layer": count / bench.schema.layers, "kinds": kinds,
         }  # fmt: skip
 
-    def scheduler(self) -> Rows:
-        bench, few, steps = self.lone_engine(), self.sizes.few, self.sizes.steps
+    def scheduler(self, shape: str) -> Rows:
+        bench, few, steps = self.lone_engine(shape), self.sizes.few, self.sizes.steps
         sides: dict[str, Side] = {
             "engine": (bench, partial(self._decode, bench, few)),
             # The first token is the prompt's.
@@ -175,23 +182,21 @@ class Run:
         }
         yield from self._compared(sides, few)
 
-    def batch(self) -> Rows:
-        for shape in self.sizes.shapes:
-            bench, few = self.crowd_engine(shape), self.sizes.few
-            if shape not in self.sizes.long:
-                yield self._step(bench, 1, few, self._rounds(partial(self._decode, bench, few)))
-            for count in self.sizes.batches:
-                yield self._crowd(bench, count)
+    def batch(self, shape: str) -> Rows:
+        bench, few = self.crowd_engine(shape), self.sizes.few
+        if shape not in self.sizes.long:
+            yield self._step(bench, 1, few, self._rounds(partial(self._decode, bench, few)))
+        for count in self.sizes.batches:
+            yield self._crowd(bench, count)
 
-    def storage(self) -> Rows:
-        for shape in self.sizes.long:
-            benches = {name: self.lone_engine(shape=shape, storage=name) for name in ("dense", "paged")}
-            for keys in (self.sizes.few, self.sizes.many):
-                sides = {name: (bench, partial(self._decode, bench, keys)) for name, bench in benches.items()}
-                yield from self._compared(sides, keys)
+    def storage(self, shape: str) -> Rows:
+        benches = {name: self.lone_engine(shape, storage=name) for name in ("dense", "paged")}
+        for keys in (self.sizes.few, self.sizes.many):
+            sides = {name: (bench, partial(self._decode, bench, keys)) for name, bench in benches.items()}
+            yield from self._compared(sides, keys)
 
-    def concurrency(self) -> Rows:
-        bench = self.crowd_engine(self.sizes.first)
+    def concurrency(self, shape: str) -> Rows:
+        bench = self.crowd_engine(shape)
         for count in self.sizes.clients:
             rates = [crowd_served(bench, count, self.sizes.reply) for _ in range(self.sizes.rounds + 1)][1:]
             whole, decoding = ([each[place] for each in rates] for place in (0, 1))
@@ -200,12 +205,12 @@ class Run:
                 "tok_per_s_range": _range(whole), "decoding_tok_per_s": statistics.median(decoding),
             }  # fmt: skip
 
-    def fairness(self) -> Rows:
+    def fairness(self, shape: str) -> Rows:
         """One long prompt while rows decode."""
         import fairness
 
         small, large = self.sizes.chunks
-        bench = self.lone_engine(slots=fairness.ROWS + 1, storage="paged")
+        bench = self.lone_engine(shape, slots=fairness.ROWS + 1, storage="paged")
         side = fairness.Side(bench.engine, time.perf_counter, lambda: None)
         for arm in (
             fairness.Arm(f"chunk {small}", small, None),
@@ -216,29 +221,27 @@ class Run:
             medians = {name: statistics.median(figures[name] for figures in each) for name in each[0]}
             yield {"shape": bench.setup.shape, "arm": arm.name, **medians}
 
-    def deterministic(self) -> Rows:
+    def deterministic(self, shape: str) -> Rows:
         """What R1 costs. XLA:CPU is above it anyway."""
-        benches: dict[str, Bench] = {bench.engine.level: bench for bench in map(self._by_promise, (False, True))}
+        both = (self.lone_engine(shape, deterministic=promised) for promised in (False, True))
+        benches: dict[str, Bench] = {bench.engine.level: bench for bench in both}
         few = self.sizes.few
         sides: dict[str, Side] = {level: (bench, partial(self._decode, bench, few)) for level, bench in benches.items()}
         yield from self._compared(sides, few)
 
-    def start(self) -> Rows:
+    def start(self, shape: str) -> Rows:
         self.engines.close()
         with tempfile.TemporaryDirectory() as folder:
             for state in ("cold", "warm"):
-                found = fresh_process.seconds(self.lone_setup, self.device, Path(folder))
+                found = fresh_process.seconds(self.lone_setup(shape), self.device, Path(folder))
                 yield {
-                    "shape": self.sizes.first,
+                    "shape": shape,
                     "programs_are": state,
                     **found,
                     **_goal("s", START_S[state], partial(operator.le, found["s"])),
                 }
 
     # --- rounds -------------------------------------------------------------------------------------------------------
-
-    def _by_promise(self, deterministic: bool) -> Bench:
-        return self.lone_engine(deterministic=deterministic)
 
     def _rounds(self, once: Callable[[], float]) -> list[float]:
         return [once() for _ in range(self.sizes.rounds + 1)][1:]
@@ -325,6 +328,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--shapes", type=lambda text: text.split(","), help="those alone, with a comma between them")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--cache", type=Path)
@@ -333,13 +337,32 @@ def main() -> None:
     unknown = [name for name in given.sections if name not in SECTIONS]
     if unknown:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    run = Run(SMALL if given.small else Sizes(), given.device, prepare_jax(given.device, given.cache))
+    sizes = SMALL if given.small else Sizes()
+    shapes = given.shapes or sizes.shapes
+    unknown = [shape for shape in shapes if shape not in sizes.shapes]
+    if unknown:
+        parser.error(f"no shape {', '.join(unknown)}; there are {', '.join(sizes.shapes)}")
+    run = Run(sizes, given.device, prepare_jax(given.device, given.cache))
     record = SectionRecord(device_facts(given.commit), given.json, given.seconds)
-    for section in dict.fromkeys(("bandwidth", *(given.sections or SECTIONS))):
-        if not record.take(section, getattr(run, section)()):
+    record.take("bandwidth", run.bandwidth())
+    for section, shape in planned(sizes, shapes, given.sections or SECTIONS):
+        if not record.take(section, getattr(run, section)(shape), words=f"{section} {shape}"):
             run.engines.close()
     run.engines.close()
+    record.table(TABLE)
     record.end()
+
+
+def planned(sizes: Sizes, shapes: Sequence[str], sections: Sequence[str]) -> list[tuple[str, str]]:
+    """(section, shape): all sections of a shape together, and fresh processes at the end, when no engine is open."""
+    found = [
+        (section, shape)
+        for shape in shapes
+        for section in dict.fromkeys(sections)
+        if not (section in OF_THE_LONG and shape not in sizes.long)
+        and not (section in OF_THE_FIRST and shape != sizes.first)
+    ]
+    return sorted(found, key=lambda each: each[0] == "start")
 
 
 if __name__ == "__main__":

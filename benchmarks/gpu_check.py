@@ -2,11 +2,12 @@
 
     python benchmarks/gpu_check.py --commit COMMIT [--json FILE] [--device cuda] [--gguf FILE] [SECTION ...]
 
-Random weights of published shapes, cut to few layers of full width. Sections: reference (greedy, against
-reference-numpy in float32), same (level R0: other slots, neighbours, storage, run-ahead), deterministic (level R1:
-batch, chunk, prompt cache, storage, preemption), nan (a weight that is none is an error of its row), golden (the
-default model against the greedy streams of another program; only with --gguf). Exits with 1 when a row says `wrong`, or
-a section failed. --small runs toys, --dtype another type: to see that the script works.
+Random weights of published shapes, cut to few layers of full width. Sections: golden (the default model against the
+greedy streams of another program; only with --gguf), nan (a weight that is none is an error of its row, which names the
+layer where somebody looks), same (level R0: other slots, neighbours, storage, run-ahead), deterministic (level R1:
+batch, slots, chunk, prompt cache, storage, preemption), reference (greedy, against reference-numpy in float32, which
+other processes work out meanwhile). None takes more than its share of the time (SECONDS). Exits with 1 when a row says
+`wrong`, or a section failed. --small runs toys, --dtype another type: to see that the script works.
 
 The bound of `reference`. Rounding to the nearest value of n bits leaves an error that is spread evenly over one step;
 relative to values whose logarithm is spread evenly its root mean square is r = 0.425 * 2**-n. That is 1.66e-3 for
@@ -31,7 +32,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
+import multiprocessing
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -43,11 +45,18 @@ from section_record import Rows, SectionRecord
 from witness import Seen, Witness, WitnessSampler, alone, difference, seen
 
 from mlxcel.core.checkpoint import Checkpoint
+from mlxcel.core.source import NoProgress
 from mlxcel.errors import NumericFault
 from mlxcel.testing.random_checkpoint import RandomCheckpoint
 from mlxcel_reference_numpy.backend import NumpyBackend
 
-SECTIONS = ("reference", "same", "deterministic", "nan", "golden")
+SECONDS: Final = {"golden": 40, "nan": 30, "same": 50, "deterministic": 100, "reference": 100}
+"""Of each section, behind which none of its rows begins."""
+SECTIONS: Final = tuple(SECONDS)
+TABLE: Final = ("shape", "case", "prompt", "way", "error", "error_bound", "first_other_step", "of", "wrong")
+"""Columns of the table that ends the run."""
+REFERENCES: Final = 2
+"""Processes that compute the reference. More would take the cores of the one that is checked."""
 ROUNDING: Final = {"bfloat16": 1.66e-3, "float32": 2e-6}
 ROUNDINGS_OF_A_LAYER: Final = 17
 SIGMAS: Final = 6
@@ -84,28 +93,58 @@ class Checks:
 
     def __init__(self, sizes: Sizes, make: Any, device: str, dtype: str, gguf: Path | None) -> None:
         self.sizes, self._make, self._device, self._dtype, self._gguf = sizes, make, device, dtype, gguf
+        self._pool: Any = None
+        self._known: dict[Setup, Any] = {}
 
-    def engine(self, setup: Setup, checkpoint: Checkpoint | None = None) -> Bench:
+    def engine(
+        self,
+        setup: Setup,
+        *,
+        like: Bench | None = None,
+        checkpoint: Checkpoint | None = None,
+        watched: bool = False,
+    ) -> Bench:
+        """Its programs are compiled side by side."""
         backend = self._make(device=self._device, dtype=self._dtype, deterministic=setup.deterministic)
-        return open_engine(setup, Witness(backend), sampler=WitnessSampler, checkpoint=checkpoint)
+        if watched:
+            backend.watch_numerics()
+        bench = open_engine(setup, Witness(backend), sampler=WitnessSampler, checkpoint=checkpoint, like=like)
+        backend.warm_up(NoProgress())
+        return bench
 
     # --- against the reference ----------------------------------------------------------------------------------------
 
-    def reference(self) -> Rows:
-        for shape, layers in self.sizes.layers:
-            context = max(self.sizes.prompts) + self.sizes.steps + 2
-            setup = Setup(shape, 1, context, layers=layers, small=self.sizes.small)
-            tested = self.engine(setup)
-            known = open_engine(setup, Witness(NumpyBackend()), sampler=WitnessSampler)
-            for length in self.sizes.prompts:
-                yield {"shape": shape, "layers": layers, "prompt": length, **self._followed(tested, known, length)}
-            tested.close()
-            known.close()
+    def begin(self) -> None:
+        """Let other processes begin with the reference, for `reference` to find."""
+        self._pool = multiprocessing.get_context("spawn").Pool(REFERENCES)
+        for setup in self._setups():
+            asked = setup, self.sizes.prompts, self.sizes.steps
+            self._known[setup] = self._pool.apply_async(known_rows, asked)
 
-    def _followed(self, tested: Bench, known: Bench, length: int) -> dict[str, Any]:
+    def end(self) -> None:
+        """Nothing of those processes is left behind this one."""
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+            self._pool = None
+
+    def _setups(self) -> list[Setup]:
+        context, small = max(self.sizes.prompts) + self.sizes.steps + 2, self.sizes.small
+        return [Setup(shape, 1, context, layers=layers, small=small) for shape, layers in self.sizes.layers]
+
+    def reference(self) -> Rows:
+        if self._pool is None:
+            self.begin()
+        for setup in self._setups():
+            tested = self.engine(setup)
+            for length, wanted in zip(self.sizes.prompts, self._known[setup].get(), strict=True):
+                found = self._followed(tested, wanted, length)
+                yield {"shape": setup.shape, "layers": setup.layers, "prompt": length, **found}
+            tested.close()
+
+    def _followed(self, tested: Bench, wanted: Seen, length: int) -> dict[str, Any]:
         """Greedy behind one prompt. Where the tested engine takes another id it begins again behind the reference's."""
-        prompt, steps = known.ids(length, length), self.sizes.steps
-        wanted = alone(known, prompt, steps)
+        prompt, steps = tested.ids(length, length), self.sizes.steps
         places, errors, gaps = [], [], []
         done = 0
         while done <= steps:
@@ -118,7 +157,7 @@ class Checks:
                     places.append(done - 1)
                     gaps.append(float(theirs[best] - theirs[drew]) / float(theirs.std()))
                     break
-        bound = ROUNDING[tested.engine.caps.dtype] * math.sqrt(ROUNDINGS_OF_A_LAYER * known.schema.layers + 1)
+        bound = ROUNDING[tested.engine.caps.dtype] * math.sqrt(ROUNDINGS_OF_A_LAYER * tested.schema.layers + 1)
         most = SIGMAS * math.sqrt(2) * bound
         wrong = float(np.mean(errors)) > bound or max(gaps, default=0.0) > most
         return {
@@ -144,23 +183,23 @@ class Checks:
                 "read at once": partial(self._beside, dense, ids, ahead=False),
             }
             yield from self._compare(setup, length, lone, ways)
-        dense.close()
-        paged = self.engine(attrs.evolve(setup, storage="paged"))
-        fresh = self.engine(setup)
+        paged = self.engine(attrs.evolve(setup, storage="paged"), like=dense)
+        fresh = self.engine(setup, like=dense)
         for length in (5, 70, 130):
             ids = fresh.ids(length, length)
             ways = {"paged": partial(self._beside, paged, ids, before=2, behind=1)}
             yield from self._compare(setup, length, alone(fresh, ids, self.sizes.steps), ways)
-        paged.close()
-        fresh.close()
+        for bench in (dense, paged, fresh):
+            bench.close()
 
     def deterministic(self) -> Rows:
         """R1: any batch, any chunk, hit or miss, dense or paged, preempted or not."""
         sizes, (small, large) = self.sizes, self.sizes.chunks
         for shape, layers in sizes.deterministic:
             setup = Setup(shape, sizes.crowd, sizes.long + 128, "dense", True, small, layers, sizes.small)
-            benches = {name: self.engine(attrs.evolve(setup, storage=name)) for name in ("dense", "paged")}
-            dense, paged, half = benches["dense"], benches["paged"], sizes.crowd // 2
+            dense, half = self.engine(setup), sizes.crowd // 2
+            paged = self.engine(attrs.evolve(setup, storage="paged"), like=dense)
+            single = self.engine(attrs.evolve(setup, slots=1), like=dense)
             for length in (5, sizes.long):
                 ids = dense.ids(length, length)
                 lone = alone(dense, ids, sizes.steps)
@@ -169,6 +208,7 @@ class Checks:
                     "one of 8": partial(self._beside, dense, ids, before=3, behind=4),
                     f"one of {sizes.crowd}": partial(self._beside, dense, ids, before=half, behind=half - 1),
                     f"chunk of {large}": partial(alone, dense, ids, sizes.steps, chunk=large),
+                    "one slot": partial(alone, single, ids, sizes.steps),
                     "paged": partial(alone, paged, ids, sizes.steps),
                     "paged, one of 8": partial(self._beside, paged, ids, before=3, behind=4),
                     "preempted": partial(self._preempted, paged, ids),
@@ -176,7 +216,7 @@ class Checks:
                 if length > small:
                     ways["a prompt cache hit"] = partial(self._hit, paged, ids)
                 yield from self._compare(setup, length, lone, ways)
-            for bench in benches.values():
+            for bench in (dense, paged, single):
                 bench.close()
 
     def _compare(self, setup: Setup, length: int, lone: Seen, ways: dict[str, Callable[[], Seen]]) -> Rows:
@@ -233,14 +273,17 @@ class Checks:
     def nan(self) -> Rows:
         shape, layers = self.sizes.same
         setup = Setup(shape, 1, 256, layers=layers, small=self.sizes.small)
-        bench = self.engine(setup, _Spoilt(setup.checkpoint()))
-        try:
-            bench.begin(bench.ids(20, 1))
-            said = "no error"
-        except NumericFault as error:
-            said = error.message
-        bench.close()
-        yield {"shape": shape, "layers": layers, "said": said, "wrong": said == "no error"}
+        layer = f"; first not finite in layer {setup.checkpoint().config['num_hidden_layers'] - 1}"
+        for watched in (False, True):
+            bench = self.engine(setup, checkpoint=_Spoilt(setup.checkpoint()), watched=watched)
+            try:
+                bench.begin(bench.ids(20, 1))
+                said = "no error"
+            except NumericFault as error:
+                said = error.message
+            bench.close()
+            wrong = said == "no error" or (layer in said) is not watched
+            yield {"shape": shape, "layers": layers, "watched": watched, "said": said, "wrong": wrong}
 
     def golden(self) -> Rows:
         if self._gguf is None:
@@ -260,6 +303,14 @@ class Checks:
             most = SIGMAS * math.sqrt(2) * bound * float(found.logits[place or 0].std())
             yield {"case": case["id"], "first_other_step": place, "of": len(wanted), "gap": gap, "gap_bound": most,
                    "wrong": gap > most}  # fmt: skip
+
+
+def known_rows(setup: Setup, lengths: Sequence[int], steps: int) -> list[Seen]:
+    """What the reference says behind prompts of these lengths."""
+    known = open_engine(setup, Witness(NumpyBackend()), sampler=WitnessSampler)
+    found = [alone(known, known.ids(length, length), steps) for length in lengths]
+    known.close()
+    return found
 
 
 class _Spoilt:
@@ -285,7 +336,7 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--cache", type=Path)
@@ -297,8 +348,13 @@ def main() -> None:
     sizes = SMALL if given.small else Sizes()
     checks = Checks(sizes, prepare_jax(given.device, given.cache), given.device, given.dtype, given.gguf)
     record = SectionRecord(device_facts(given.commit), given.json, given.seconds)
-    for section in given.sections or SECTIONS:
-        record.take(section, getattr(checks, section)())
+    chosen = [section for section in SECTIONS if section in (given.sections or SECTIONS)]
+    if "reference" in chosen:
+        checks.begin()
+    for section in chosen:
+        record.take(section, getattr(checks, section)(), seconds=SECONDS[section])
+    checks.end()
+    record.table(TABLE)
     wrong = sum(row.get("wrong", False) for rows in record.found["sections"].values() for row in rows)
     print(f"wrong: {wrong}")
     record.end(wrong)

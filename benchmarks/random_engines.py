@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import platform
-import subprocess
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -14,7 +13,6 @@ from typing import Any
 
 import attrs
 import numpy as np
-from provenance import machine
 
 from mlxcel.core.backend import BackendSettings
 from mlxcel.core.checkpoint import Checkpoint
@@ -22,7 +20,7 @@ from mlxcel.core.engine import Engine
 from mlxcel.core.family import ModelFamily, WeightSchema
 from mlxcel.core.kv import KVSpec
 from mlxcel.core.params import SamplingParams
-from mlxcel.core.plan import Decode, PrefillPlan
+from mlxcel.core.plan import Decode, PrefillPlan, SamplingArrays
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.settings import EngineSettings
@@ -37,6 +35,7 @@ from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 from mlxcel.testing.random_checkpoint import SHAPES, RandomCheckpoint, random_checkpoint
 from mlxcel.text.detokeniser import Detokeniser
+from mlxcel.tools.machine import driver, machine
 
 FAMILIES: dict[str, type[ModelFamily]] = {"llama": Llama, "qwen3": Qwen3}
 STORES: dict[str, Any] = {"dense": DenseKV, "paged": PagedKV}
@@ -50,6 +49,17 @@ SMALL = {
     "vocab_size": 320,
 }
 """Put over a config to see whether a script runs."""
+
+
+class GreedySampler(ChainSampler):
+    """The chain for rows that are greedy and never scored, so that a warm-up compiles nothing else."""
+
+    def stage_sets(self, rows: int) -> list[SamplingArrays]:
+        return super().stage_sets(rows)[:1]
+
+    def pack_scores(self, targets: np.ndarray, top: int) -> SamplingArrays:
+        (only,) = self.stage_sets(len(targets))
+        return only
 
 
 @attrs.frozen
@@ -171,11 +181,16 @@ def open_engine(
     *,
     sampler: type[ChainSampler] = ChainSampler,
     checkpoint: Checkpoint | None = None,
+    like: Bench | None = None,
 ) -> Bench:
-    """`backend` without a model yet; the engine owns it from now on."""
+    """`backend` has no model yet; the engine owns it from now on. With `like`, an engine of the same model on JAX, it
+    takes its weights: reading them lasts longer than most rounds."""
     family, checkpoint = setup.family, setup.checkpoint() if checkpoint is None else checkpoint
     config = family.parse_config(checkpoint)
-    backend.load(family, config, checkpoint, NoProgress())
+    if like is None:
+        backend.load(family, config, checkpoint, NoProgress())
+    else:
+        backend.take_weights(like.backend)
     kv_spec = family.kv_spec(config)
     kv = STORES[setup.storage](
         kv_spec=kv_spec,
@@ -196,7 +211,8 @@ def open_engine(
 
 
 class Engines:
-    """Engines of one shape at a time, each opened when it is first asked for."""
+    """Engines of one shape at a time over the same weights, each opened when it is first asked for, its greedy programs
+    compiled."""
 
     def __init__(self, backend_class: Any, device: str) -> None:
         self._make, self._device = backend_class, device
@@ -207,7 +223,9 @@ class Engines:
             self.close()
         if setup not in self._open:
             backend = self._make(device=self._device, dtype="auto", deterministic=setup.deterministic)
-            self._open[setup] = open_engine(setup, backend)
+            like = next(iter(self._open.values()), None)
+            self._open[setup] = open_engine(setup, backend, sampler=GreedySampler, like=like)
+            backend.warm_up(NoProgress())
         return self._open[setup]
 
     def close(self) -> None:
@@ -223,7 +241,7 @@ def device_facts(commit: str) -> dict[str, str]:
 
     return {
         "device": jax.devices()[0].device_kind,
-        "driver": _driver(),
+        "driver": driver() or "",
         "machine": machine(),
         "python": platform.python_version(),
         "jax": version("jax"),
@@ -231,11 +249,3 @@ def device_facts(commit: str) -> dict[str, str]:
         "numpy": version("numpy"),
         "commit": commit,
     }
-
-
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    except FileNotFoundError:
-        return ""

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import math
 import os
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,12 +27,14 @@ class SectionRecord:
         self._file, self._ends = file, time.perf_counter() + seconds
         print("  ".join(f"{name} {value}" for name, value in facts.items()), flush=True)
 
-    def take(self, section: str, rows: Rows) -> bool:
-        """All rows of a section, unless the time is over. Whether it raised nothing: an error is recorded."""
+    def take(self, section: str, rows: Rows, *, seconds: float = math.inf, words: str = "") -> bool:
+        """All rows of a section, or more of one that was taken before, unless the time is over: that of the run, or
+        `seconds` for these. Whether it raised nothing: an error is recorded. `words` name it on the screen."""
         began, kept = time.perf_counter(), self.found["sections"].setdefault(section, [])
-        print(f"--- {section}", flush=True)
+        words = words or section
+        print(f"--- {words}", flush=True)
         try:
-            while time.perf_counter() < self._ends:
+            while time.perf_counter() < min(self._ends, began + seconds):
                 faulthandler.dump_traceback_later(ROW_SECONDS, exit=True)
                 row = next(rows, None)
                 if row is None:
@@ -40,16 +43,27 @@ class SectionRecord:
                 print("  ".join(f"{name} {_shown(name, value)}" for name, value in row.items()), flush=True)
                 self._write()
             else:
-                self.found["left_out"].append(section)
+                self.found["left_out"].append(words)
                 print("the rest is left out: the time is over", flush=True)
         except Exception as error:
             traceback.print_exc()
-            self.found["failed"][section] = f"{type(error).__name__}: {error}"
+            self.found["failed"][words] = f"{type(error).__name__}: {error}"
         faulthandler.cancel_dump_traceback_later()
-        self.found["seconds"][section] = time.perf_counter() - began
-        print(f"    {self.found['seconds'][section]:.1f} s", flush=True)
+        took = time.perf_counter() - began
+        self.found["seconds"][section] = self.found["seconds"].get(section, 0.0) + took
+        print(f"    {took:.1f} s", flush=True)
         self._write()
-        return section not in self.found["failed"]
+        return words not in self.found["failed"]
+
+    def table(self, columns: Sequence[str]) -> None:
+        """All rows, a line each."""
+        lines = [["section", *columns]]
+        for section, rows in self.found["sections"].items():
+            for row in rows:
+                lines.append([section, *(_shown(name, row[name]) if name in row else "" for name in columns)])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        for line in lines:
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip(), flush=True)
 
     def end(self, wrong: int = 0) -> NoReturn:
         """The process, at once: threads of a section that failed may be left. `wrong` rows say that something is."""

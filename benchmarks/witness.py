@@ -7,23 +7,20 @@ from typing import Any
 
 import attrs
 import numpy as np
-from random_engines import Bench
+from random_engines import Bench, GreedySampler
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Carry, Drawn
-from mlxcel.plugins.sampling.chain import ChainSampler
-from mlxcel.plugins.sampling.scoring import SCORING
 
 
-class WitnessSampler(ChainSampler):
-    """The chain, which gives all V logits of each draw back as its listed log-probabilities."""
+class WitnessSampler(GreedySampler):
+    """The chain of greedy rows, which gives all V logits of each draw back as its listed log-probabilities."""
 
     def pack(self, *rows: Any, **how: Any) -> SamplingArrays:
         return attrs.evolve(super().pack(*rows, **how), unread=frozenset())
 
     def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
-        drawn = super().draw(xp, logits, sampling, carry)
-        return drawn if sampling.stages == SCORING else drawn._replace(top_logprobs=logits)
+        return super().draw(xp, logits, sampling, carry)._replace(top_logprobs=logits)
 
 
 class Witness:

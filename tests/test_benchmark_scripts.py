@@ -58,7 +58,7 @@ def test_decode_states_its_figures_beside_what_bounds_them(tmp_path):
 
 def test_decode_leaves_out_what_the_time_is_over_for(tmp_path):
     found = run("decode.py", tmp_path, "--seconds", "0", "lone")
-    assert found["left_out"] == ["bandwidth", "lone"]
+    assert found["left_out"] == ["bandwidth", "lone llama-3.2-1b"]
     assert found["sections"] == {"bandwidth": [], "lone": []}
 
 
@@ -74,8 +74,9 @@ def test_decode_runs_every_section(tmp_path):
 
 def test_gpu_check_says_what_it_skips(tmp_path):
     found = run("gpu_check.py", tmp_path, "nan", "golden")["sections"]
-    (spoilt,) = found["nan"]
+    spoilt, watched = found["nan"]
     assert "NaN or +inf in its logits at position 20" in spoilt["said"]
+    assert watched["said"] == f"{spoilt['said']}; first not finite in layer 0"
     assert found["golden"] == [{"skipped": "no --gguf"}]
 
 

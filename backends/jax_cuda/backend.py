@@ -108,6 +108,10 @@ class JaxBackend:
             weights = load_weights(schema, checkpoint, numerics, self._device, progress, forms)
         self._loaded = _Loaded(family, config, weights)
 
+    def take_weights(self, other: JaxBackend) -> None:
+        """In the place of `load`: the model that `other`, of the same device and type, has loaded. It keeps it too."""
+        self._loaded = other._model()
+
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
         loaded = self._model()
         block = fused_block(loaded.family, loaded.config, self._numerics, layout.context)
