@@ -13,6 +13,7 @@ from bench_rows import BORED, CELL, COMPILING, FAILING, ROUTELESS, written
 from cli_runs import Cli, Ran
 from plugin_doubles import Installer
 
+from mlxcel.cli.bench_engine import command
 from mlxcel.tools.bench import records
 from mlxcel.tools.model_choice import SHAPES
 from mlxcel.tools.regression import THRESHOLD_PERCENT
@@ -296,6 +297,17 @@ def test_the_gate_refuses_another_device_and_another_cell(bench: Bench, tmp_path
     ran = bench(*SHORT, "--path", "direct", "-n", 9, "--compare", base, model=tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert "has no cell of path direct, batch 1, prompt_target_len 12, max_tokens 9" in ran.err
+
+
+def test_the_page_names_options_and_fields_that_there_are() -> None:
+    text = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
+    said = re.findall(r"mlxcel bench-engine (.*)", text) + re.findall(r'(?:ARGS|arm [a-z0-9-]+)="([^"]*)"', text)
+    options = {flag for parameter in command.params for flag in parameter.opts}
+    named = {flag for line in said for flag in re.findall(r"(?<!\S)--?[a-z][a-z-]*", line.partition("#")[0])}
+    assert len(named) > 8
+    assert named - {"--arm", "--out"} <= options
+    fields = re.findall(r"^\| (`[^|]+`) \|", text.split("| figure | is |")[1], re.MULTILINE)
+    assert {name for line in fields for name in re.findall(r"`([a-z_0-9]+)`", line)} <= named_fields("row")
 
 
 def test_fields_of_a_cell_are_fields_of_its_records() -> None:

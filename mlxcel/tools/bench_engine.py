@@ -100,6 +100,8 @@ class _Run:
                             self.emit(row)
             finally:
                 client.close()
+            del client
+            gc.collect()  # what it held is free before the next one counts the memory
         self._copy(platform)
 
     def verdict(self) -> int:
