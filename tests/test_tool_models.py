@@ -46,7 +46,7 @@ def config(**given: object) -> EngineConfig:
 
 
 def small(manager: PluginManager, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> ChosenModel:
-    monkeypatch.setitem(SHAPES, "small", SMALL)  # type: ignore[arg-type]
+    monkeypatch.setitem(SHAPES, "small", SMALL)
     return chosen_model(config(), manager, random_weights="small", weights_seed=seed)
 
 
