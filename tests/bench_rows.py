@@ -66,6 +66,24 @@ class Odd(NumpyBackend):
 """
 )
 
+INTERRUPTED = (
+    HEADER
+    + BACKEND
+    + """
+import os, signal
+
+class Odd(NumpyBackend):
+    steps = 0
+
+    def submit(self, plan):
+        self.steps += 1
+        if self.steps == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().submit(plan)
+"""
+)
+"""Somebody presses Ctrl-C in the first timed run."""
+
 BORED = (
     HEADER
     + """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_rows import BORED, CELL, COMPILING, FAILING, ROUTELESS, written
+from bench_rows import BORED, CELL, COMPILING, FAILING, INTERRUPTED, ROUTELESS, written
 from cli_runs import Cli, Ran
 from plugin_doubles import Installer
 
@@ -253,6 +253,19 @@ def test_a_backend_that_fails_ends_with_3(bench: Bench, third_party: Installer) 
     for path in ("direct", "scheduler"):
         ran = bench(*ODD, "--path", path)
         assert (ran.code, "the device is gone" in ran.err) == (3, True)
+
+
+def test_ctrl_c_ends_with_130(bench: Bench, third_party: Installer) -> None:
+    third_party.install("odd", INTERRUPTED)
+    for path in ("direct", "scheduler"):
+        ran = bench(*ODD, "--path", path)
+        assert [record["kind"] for record in lines(ran, code=130)] == ["header"]
+        assert "interrupted" in ran.err
+
+
+def test_quietly_only_the_records_are_written(bench: Bench, third_party: Installer) -> None:
+    ran = bench(*SHORT, "--path", "direct", "-q")
+    assert (len(lines(ran)), ran.err) == (4, "")
 
 
 def test_paged_storage_without_a_paged_launch_is_marked(bench: Bench, third_party: Installer) -> None:

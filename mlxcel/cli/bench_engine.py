@@ -13,7 +13,6 @@ import click
 from mlxcel.cli.context import CliContext
 from mlxcel.cli.options import KindType, SectionCommand, SectionOption, config_option, engine_options, model_argument
 from mlxcel.cli.reply_output import utf8_stdout
-from mlxcel.cli.streams import tell
 from mlxcel.cli.tool_options import SECTION, random_weights_options
 from mlxcel.errors import UsageError
 from mlxcel.option_values import FILE, TEXT, Kind, one_of, whole
@@ -87,7 +86,7 @@ def command(
     out: str | None,
     no_copy_bandwidth: bool,
     **asked: Any,
-) -> int:
+) -> None:
     """Measure how fast an engine decodes, and how soon its first token comes: JSON lines on stdout, a table on stderr.
 
     MODEL is a folder, a .gguf file, or a name that `mlxcel list` shows. A program is compiled when its cell is warmed
@@ -120,7 +119,7 @@ def command(
             if kept is not None:
                 print(line, file=kept, flush=True)
 
-        return bench_engine(measured, config, context.plugins(), context.progress(), emit=emit, say=tell)
+        bench_engine(measured, config, context.plugins(), context.progress(), emit=emit, say=context.say)
 
 
 def _require_one_chunk(context: CliContext) -> None:

@@ -7,7 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,7 +16,7 @@ from mlxcel.errors import MlxcelError, UsageError
 from mlxcel.tools.bench.asked import Asked
 from mlxcel.tools.bench.cells import Cell, CellPlan, Path, cell_of, plan_cells
 from mlxcel.tools.bench.clients import Client, open_client
-from mlxcel.tools.bench.compare import Base, lost_words
+from mlxcel.tools.bench.compare import Base, require_held
 from mlxcel.tools.bench.device import copy_gb_s
 from mlxcel.tools.bench.measure import Measuring, Record
 from mlxcel.tools.bench.records import header, summary
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from mlxcel.core.source import Progress
     from mlxcel.plugins.manager import PluginManager
 
-LOSS: Final = 1
-"""The exit code of a figure that is lost."""
-
 
 def bench_engine(
     asked: Asked,
@@ -43,11 +40,11 @@ def bench_engine(
     emit: Callable[[Record], None],
     say: Callable[[str], None],
     clock: Clock = time.perf_counter_ns,
-) -> int:
-    """Run every cell; `emit` gets each record as it is measured, `say` the lines for people. The exit code: 0, or LOSS.
+) -> None:
+    """Run every cell; `emit` gets each record as it is measured, `say` the lines for people.
 
-    UsageError for what cannot be measured so, before anything is; MlxcelError, behind its records, for a run that was
-    not what was asked for.
+    UsageError for what cannot be measured so, before anything is; behind the records, FiguresLost for what is slower
+    than it was, MlxcelError for a run that was not what was asked for.
     """
     plan = plan_cells(asked.paths, asked.prompt_tokens, asked.batches, asked.max_tokens)
     if config.max_num_seqs is not None and config.max_num_seqs < plan.most_rows:
@@ -63,7 +60,7 @@ def bench_engine(
         say(note)
     run = _Run(asked, plan, base, chosen, config, manager, progress, emit, say, clock)
     run.cells()
-    return run.verdict()
+    run.conclude()
 
 
 @attrs.define
@@ -104,8 +101,8 @@ class _Run:
             gc.collect()  # what it held is free before the next one counts the memory
         self._copy(platform)
 
-    def verdict(self) -> int:
-        """Behind all cells: their summaries, the table, and what it comes to."""
+    def conclude(self) -> None:
+        """Behind all cells: their summaries, the table, and what is wrong with it."""
         cells: dict[tuple[Any, ...], list[Record]] = {}
         for row in self.rows:
             cells.setdefault(cell_of(row), []).append(row)
@@ -122,10 +119,7 @@ class _Run:
                 f"{compiled} programs were compiled while the clock ran: the rows with a note are no measurement",
                 hint="more --warmup-tokens meet them before; compiled programs are kept for the next run",
             )
-        if any(verdict.lost for verdict in verdicts):
-            self.say(lost_words(verdicts))
-            return LOSS
-        return 0
+        require_held(verdicts)
 
     def _open(self, path: Path, cells: Sequence[Cell]) -> Client:
         rows = max(cell.batch for cell in cells)

@@ -156,6 +156,8 @@ def _specs(model: LoadedModel, prompts: Sequence[np.ndarray], params: SamplingPa
 
 def _whole(result: RequestResult, params: SamplingParams) -> str:
     """The cause of its end. MlxcelError where it is short: that would be another measurement."""
+    if result.cause == "cancelled":
+        raise KeyboardInterrupt  # nobody else cancels
     if result.error is not None:
         raise result.error
     if len(result.token_ids) != params.max_tokens:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from mlxcel.errors import UsageError
+from mlxcel.errors import MlxcelError, UsageError
 from mlxcel.tools.bench.cells import cell_of, cell_words
 from mlxcel.tools.bench.records import TOOL
 from mlxcel.tools.regression import BETTER, THRESHOLD_PERCENT, is_lost, loss_percent
@@ -20,6 +20,13 @@ SAME: Final = ("device", "backend", "level", "dtype", "model", "quantisation", "
 
 Record = Mapping[str, Any]
 Shape = tuple[Any, ...]
+
+
+class FiguresLost(MlxcelError):
+    """A run was slower than an earlier one by more than the threshold."""
+
+    code = "figures_lost"
+    exit_code = 1
 
 
 @attrs.frozen
@@ -105,9 +112,13 @@ class Base:
                 yield Verdict(shape, figure, _median(self.rows[shape], figure), _median(found, figure))
 
 
-def lost_words(verdicts: Sequence[Verdict]) -> str:
-    lost = sum(verdict.lost for verdict in verdicts)
-    return f"{lost} of {len(verdicts)} figures are worse by more than {THRESHOLD_PERCENT:g} %"
+def require_held(verdicts: Sequence[Verdict]) -> None:
+    """FiguresLost where one is."""
+    if lost := sum(verdict.lost for verdict in verdicts):
+        raise FiguresLost(
+            f"{lost} of {len(verdicts)} figures are worse by more than {THRESHOLD_PERCENT:g} %",
+            hint="measure both sides again in rounds (docs/benchmarking.md) before you believe it",
+        )
 
 
 def _median(rows: Sequence[Record], figure: str) -> float:
