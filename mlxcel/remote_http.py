@@ -46,6 +46,7 @@ class Address:
         try:
             parts = urlsplit(url)
             port = parts.port
+            (parts.hostname or "").encode("idna")  # a name that no resolver takes
         except (ValueError, AttributeError, TypeError) as error:
             raise UsageError(f"base_url {url!r} is no URL: {error}", hint=hint) from error
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:

@@ -255,6 +255,7 @@ REFUSED: tuple[tuple[tuple[object, ...], tuple[str, ...]], ...] = (
     (("--base-url", "http://x", "--port", 1), ("--base-url", "--port")),
     (("--base-url", "ftp://x"), ("ftp://x",)),
     (("--base-url", "http://u:secret@x"), ("password",)),
+    (("--base-url", "http://a..b"), ("'http://a..b' is no URL",)),
     (("--request-rate", "0"), ("--request-rate", "'0'")),
     (("--request-rate", "nan"), ("inf or a number above 0",)),
     (("--burstiness", "0"), ("--burstiness",)),
