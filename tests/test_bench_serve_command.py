@@ -215,14 +215,14 @@ def test_keys_appear_nowhere(cli: Cli, tmp_path: Path) -> None:
     told: Script = [(0.0, b"HTTP/1.1 200 OK\r\n\r\n" + event({"error": {"message": f"no {KEY}"}}))]
     file = tmp_path / "result.json"
     with other(quoting, quoting, told, GOOD) as served:
-        header = ("--header", f"X-Secret={KEY[::-1]}")
+        header = ("--header", f"X-Secret=Token {KEY[::-1]}", "--header", "X-Kind=e")
         ran = cli(*words(served, 3, "-vv", "--save-result", file, "--save-detailed", *header), OPENAI_API_KEY=KEY)
     assert ran.code == 0, ran.err
     for secret in (KEY, KEY[::-1]):
         assert secret not in ran.out + ran.err + file.read_text()
     assert "status 401: *** and *** are no keys" in ran.err
     assert all(heard["Authorization"] == f"Bearer {KEY}" for heard in served.heard)
-    assert all(heard["X-Secret"] == KEY[::-1] for heard in served.heard)
+    assert all(heard["X-Secret"] == f"Token {KEY[::-1]}" for heard in served.heard)
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="no list of processes here")

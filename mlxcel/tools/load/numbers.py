@@ -3,7 +3,7 @@ otherwise."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Final
@@ -89,8 +89,8 @@ def most_at_once(sent: Iterable[Sent]) -> int:
 
 def most_tokens_in_a_second(numbers: Iterable[Numbers], began: float) -> float:
     """Output tokens of the fullest second, counted from the start; a reply's are spread evenly over its chunks."""
-    seconds: Counter[int] = Counter()
+    seconds: defaultdict[int, float] = defaultdict(float)
     for each in numbers:
         for time in each.times:
-            seconds[int(time - began)] += each.output_tokens / len(each.times)  # type: ignore[assignment]
-    return float(max(seconds.values(), default=0))
+            seconds[int(time - began)] += each.output_tokens / len(each.times)
+    return max(seconds.values(), default=0.0)

@@ -18,6 +18,9 @@ BOUNDED: Final = ("ttft", "tpot", "e2el")
 ROUTES: Final[Mapping[str, str]] = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """Endpoint types, and where each is unless --endpoint says otherwise."""
 
+SECRET: Final = 6
+"""Characters from which on a key or a header's value may be a secret. A shorter one would be found in other words."""
+
 
 @attrs.frozen
 class RandomSizes:
@@ -68,8 +71,8 @@ class LoadOptions:
         return self.endpoint or ROUTES[self.endpoint_type]
 
     def without_secrets(self, text: str) -> str:
-        """A text of the server's, which may quote what it was sent."""
-        for secret in (self.address.key, *(value for _, value in self.headers)):
-            if secret:
-                text = text.replace(secret, "***")
+        """A text of the server's, which may quote what it was sent, in whole or in part."""
+        parts = [self.address.key or "", *(part for _, value in self.headers for part in (value, *value.split()))]
+        for secret in sorted((part for part in parts if len(part) >= SECRET), key=len, reverse=True):
+            text = text.replace(secret, "***")
         return text
