@@ -23,6 +23,7 @@ from mlxcel.core.backend import BackendCaps, Level
 from mlxcel.core.param_table import CLIENT_DEFAULTS, FIELDS
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.prompt_ids import check_prompt
+from mlxcel.core.request import Request, SequenceSpec
 from mlxcel.core.scheduler_settings import SchedulerSettings
 from mlxcel.core.settings import EngineSettings
 from mlxcel.core.source import NoProgress
@@ -35,6 +36,7 @@ from mlxcel.memory_plan import HOST_SHARE, storage_name
 from mlxcel.option_values import LOOP_DETECTION
 from mlxcel.options import BY_NAME
 from mlxcel.plugins.manager import PluginManager
+from mlxcel.serve_engine import serve
 from mlxcel.server.settings import ServerSettings, serving_config
 from mlxcel.text.end_ids import end_ids
 from mlxcel.text.generation_config import GenerationDefaults
@@ -337,3 +339,19 @@ def test_generation_defaults_of_a_model_are_a_servers_alone(cli: Cli, tmp_path: 
     for more, values in (((), [0.0, 0]), (("--generation-config", "auto"), [0.3, 7])):
         found = json.loads(cli(*asked, *more).out)["sampling"]
         assert [found["temperature"], found["top_k"]] == values
+
+
+@pytest.mark.parametrize("variable", ["", "1"])
+def test_steps_run_ahead_unless_a_variable_says_otherwise(store: Path, variable: str) -> None:
+    """D28."""
+    environ = {"MLXCEL_MODELS_DIR": str(store), "HOME": str(store), "MLXCEL_FORCE_SYNC": variable}
+    asked = EngineConfig.resolve({"model": "tiny", "backend": "reference-numpy"}, environ=environ)
+    serving = serve(asked, PluginManager.load(only=(), trace=None), NoProgress(), max_queue_depth=1)
+    try:
+        row = SequenceSpec("row", np.array([5, 6], np.int32), SamplingParams(temperature=0, seed=0, max_tokens=9))
+        (result,) = serving.scheduler.submit(Request((row,))).results()
+        ahead = serving.scheduler.stats().steps_ahead_total
+    finally:
+        serving.close()
+    assert len(result.token_ids) == 9
+    assert (ahead > 0) is not bool(variable)

@@ -90,7 +90,7 @@ def command(
     """Measure how fast an engine decodes, and how soon its first token comes: JSON lines on stdout, a table on stderr.
 
     MODEL is a folder, a .gguf file, or a name that `mlxcel list` shows. A program is compiled when its cell is warmed
-    up; with MLXCEL_CACHE_DIR it is kept for the next run.
+    up, and kept below MLXCEL_CACHE_DIR for the next run.
     """
     context.scheduler = True
     config = context.config
