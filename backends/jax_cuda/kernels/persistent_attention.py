@@ -23,6 +23,7 @@ from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, load, plgp
 from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work
+from mlxcel_jax_cuda.kernels.persistent_watch import Watch
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -55,6 +56,7 @@ class Attention:
     work: Work
     ring: Ring
     counters: Counters
+    watch: Watch
     queries: Any  # [N, K, 8, d] bf16 in device memory
     keys: Any  # [L * pages, K, page_size, d] bf16
     values: Any
@@ -76,7 +78,9 @@ class Attention:
 
         @pl.when((items > 0) | (merges > 0))
         def _wait() -> None:
+            self.watch.moment(layer, "attention", "waits")
             self.counters.wait_for_results(results)
+            self.watch.moment(layer, "attention", "results seen")
 
         @pl.when(items > 0)
         def _first_queries() -> None:
@@ -91,8 +95,11 @@ class Attention:
                 self._ask_for_queries(n + 1, upcoming[0])
 
             plgpu.barrier_wait(self.queries_here.at[lax.rem(n, jnp.int32(2))])
+            self.watch.moment(layer, "attention", "tokens here")
             step, partial = self._blocks(layer, n, step, row, first, run, length)
+            self.watch.moment(layer, "attention", "products done")
             self._give(layer, n, row, partial)
+            self.watch.moment(layer, "attention", "over")
             return step, *upcoming
 
         record = self.work.record(jnp.int32(0), FIELDS)
@@ -100,6 +107,7 @@ class Attention:
 
         def merge(n: Any, carry: Any) -> Any:
             self._merge_one(layer, block + n * self.step.sms)
+            self.watch.moment(layer, "attention", "over")
             return carry
 
         lax.fori_loop(0, merges, merge, 0)

@@ -24,30 +24,10 @@ from jax.experimental import pallas as pl
 from jaxlib.mlir.dialects import nvvm
 
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
+from mlxcel_jax_cuda.kernels.persistent_watch import Watch
 
 PATIENCE = 100_000
 """About a tenth of a second."""
-
-
-@attrs.frozen
-class Watch:
-    """Where a block is, in device memory."""
-
-    places: (
-        Any  # [2, blocks] int32: the phase that was begun last, and 1 + that in which a wait was first given up, or 0
-    )
-    block: Any
-
-    def begin(self) -> None:
-        self.places[1, self.block] = jnp.int32(0)
-
-    def note(self, phase: Any) -> None:
-        self.places[0, self.block] = phase
-
-    def given_up(self) -> None:
-        @pl.when(self.places[1, self.block] == 0)
-        def _first() -> None:
-            self.places[1, self.block] = self.places[0, self.block] + 1
 
 
 @attrs.frozen
@@ -56,7 +36,7 @@ class Counters:
 
     refs: Any  # semaphores [1 + …]; the first counts results
     active: bool = True  # False leaves all waiting out: for measuring alone, what is computed is then undefined
-    watch: Watch | None = None
+    watch: Watch | None = None  # of a watched step
 
     @classmethod
     def of_grid(cls, others: int, *, active: bool = True, watch: Watch | None = None) -> Counters:

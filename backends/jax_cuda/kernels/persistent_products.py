@@ -19,6 +19,7 @@ from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, loa
 from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
+from mlxcel_jax_cuda.kernels.persistent_watch import PHASES, Watch
 from mlxcel_jax_cuda.kernels.row_products_stream import inverse_rms
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
@@ -41,12 +42,14 @@ class Products:
     block: Any
     ring: Ring
     counters: Counters
+    watch: Watch
     tokens: Any  # [N, token_depth] bf16 in shared memory
     tokens_here: Any
     parts: Any  # [split - 1, row tiles, 64, N] float32 in device memory
 
     def run(
         self,
+        name: str,
         units: Units,
         first_step: Any,
         layer: Any,
@@ -60,9 +63,15 @@ class Products:
         device memory, are there once so many `results` are."""
         weight, count = units.weight, units.count_of(self.block)
 
+        def moment(what: str) -> None:
+            if name in PHASES:
+                self.watch.moment(layer, name, what)
+
         @pl.when(count > 0)
         def _units() -> None:
+            moment("waits")
             self.counters.wait_for_results(results)
+            moment("results seen")
             if weight.split == 1:
                 self._ask_for_tokens(units, x, 0)
             scale = None if squares is None else across(inverse_rms(squares, weight.depth, self.step.eps), COLUMNS)
@@ -76,8 +85,10 @@ class Products:
                 ready = begin(item)
                 if weight.split > 1:
                     plgpu.barrier_wait(self.tokens_here)
+                moment("tokens here")
                 step = first_step + n * units.steps
                 sums = [self._product(step + i * units.part_steps, units.part_steps) for i in range(weight.pair)]
+                moment("products done")
 
                 def finish(sums: Sums) -> None:
                     end(sums if scale is None else [total * scale for total in sums], item, ready)
@@ -85,7 +96,8 @@ class Products:
                 if weight.split == 1:
                     finish(sums)
                 else:
-                    self._add_parts(units, sums, item, part, layer, finish)
+                    self._add_parts(units, sums, item, part, layer, moment, finish)
+                moment("over")
                 return carry
 
             lax.fori_loop(0, count, unit, 0)
@@ -130,7 +142,14 @@ class Products:
         return found
 
     def _add_parts(
-        self, units: Units, sums: Sums, item: Any, part: Any, layer: Any, finish: Callable[[Sums], None]
+        self,
+        units: Units,
+        sums: Sums,
+        item: Any,
+        part: Any,
+        layer: Any,
+        moment: Callable[[str], None],
+        finish: Callable[[Sums], None],
     ) -> None:
         counter, others, pair = units.first_counter + item, units.weight.split - 1, units.weight.pair
 
@@ -148,6 +167,7 @@ class Products:
             for i, rest in enumerate(given):
                 for other in rest:
                     totals[i] = totals[i] + other
+            moment("parts seen")
             finish(totals)
 
 

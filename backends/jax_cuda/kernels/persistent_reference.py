@@ -89,4 +89,4 @@ def step_reference(
         hidden = (jax.nn.silu(gate) * up).astype(jnp.bfloat16)
         residual("down", layer, hidden, 2 * layer + 2)
     logits = product_reference(stacked.head, scaled, step.head) * inverse_rms(squares)
-    return Made(logits, x, keys, values, None)
+    return Made(logits, x, keys, values, None, None)

@@ -13,6 +13,7 @@ import attrs
 import jax.numpy as jnp
 from jax import lax
 
+from mlxcel_jax_cuda.kernels.persistent_watch import PHASES
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
@@ -28,7 +29,6 @@ ENOUGH_UNITS = 96
 
 HEAD_DIMS = (64, 128)
 
-PHASES = ("qkv", "attention", "o", "gate_up", "down")
 LEAVABLE = ("attention", "head", "barriers", "products")
 
 
@@ -122,7 +122,8 @@ class Step:
     sms: int = SMS
     window: Window = Window()
     left_out: tuple[str, ...] = ()  # for measuring: what is computed is then undefined
-    watched: bool = False  # each block notes where it is
+    watched: bool = False  # each block notes where it is, and a wait without an end is given up
+    timed: bool = False  # each block notes when it was where
 
     def __attrs_post_init__(self) -> None:
         wrong = self._misfit()

@@ -20,10 +20,11 @@ from mlxcel_jax_cuda.kernels.attention import FAST
 from mlxcel_jax_cuda.kernels.attention_schedule import Schedule
 from mlxcel_jax_cuda.kernels.mosaic import TILED, launch, plgpu, shaped
 from mlxcel_jax_cuda.kernels.persistent_attention import HALVES, Attention
-from mlxcel_jax_cuda.kernels.persistent_barrier import Counters, Watch
+from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
 from mlxcel_jax_cuda.kernels.persistent_products import Ends, Products
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, PHASES, Step
+from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work, fill
+from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS, Watch
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -59,7 +60,8 @@ class Made(NamedTuple):
     x: jax.Array  # [D, N] float32, behind the last layer
     keys: jax.Array
     values: jax.Array
-    where: jax.Array | None  # [2, sms] int32 of a watched step: see `Watch`; phase p of layer l is 5 l + p
+    places: jax.Array | None  # [2, sms] int32 of a watched step: see `Watch`; phase p of layer l is 5 l + p
+    times: jax.Array | None  # [L, EVENTS, sms, 2] int32 of a timed step: see `Watch`
 
 
 @functools.partial(jax.jit, static_argnames=("step",))
@@ -70,7 +72,8 @@ def decode_step(
     them, and they are written in place. The schedule is `make_schedule`'s for the 8 rows and the pages of one layer."""
     _check(step, stacked, tokens, keys, values)
     d = step.head_dim
-    in_place = [jax.new_ref(array) for array in (tokens.x, tokens.scaled, tokens.squares, keys, values)]
+    times = [jnp.zeros((step.layers, EVENTS, step.sms, 2), jnp.int32)] if step.timed else []
+    in_place = [jax.new_ref(array) for array in (tokens.x, tokens.scaled, tokens.squares, keys, values, *times)]
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
     turns = [jnp.tile(table, (step.together, 1)) for table in (tokens.cos, tokens.sin)]
     split = [w for w in (step.qkv, step.o, step.gate_up, step.down) if w.split > 1]
@@ -83,34 +86,36 @@ def decode_step(
     ) -> None:
         work_g, rows_g, tables_g, *rest = refs
         x_g, scaled_g, squares_g, keys_g, values_g, *rest = rest
+        times_g = rest.pop(0) if step.timed else None
         bias_g, head_gains_g = (None if array is None else rest.pop(0) for array in (stacked.bias, stacked.head_gains))
         logits_g, queries_g, mixed_g, hidden_g, parts_g, partials_g, stats_g, *rest = rest
-        where_g = rest.pop(0) if step.watched else None
+        places_g = rest.pop(0) if step.watched else None
         x_s, ring_s, queries_s, weights_s, staged_s, out_s, *barriers = rest
         x_here, full, empty, queries_here, newest_here = barriers
         block, thread = lax.axis_index("block"), lax.axis_index("thread")
         work, ring = Work(step, block, work_g, rows_g, tables_g), Ring(ring_s, full, empty)
-        watch = Watch(where_g, block) if step.watched else None
+        watch = Watch(block, places_g, times_g)
         counters = Counters.of_grid(
-            step.tile_counters + N * step.kv_heads, active="barriers" not in step.left_out, watch=watch
+            step.tile_counters + N * step.kv_heads,
+            active="barriers" not in step.left_out,
+            watch=watch if step.watched else None,
         )
 
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
             plgpu.set_max_registers(64, action="decrease")
-            fill(step, ring, tiles_g, head_g, keys_g, values_g, work)
+            fill(step, ring, tiles_g, head_g, keys_g, values_g, work, watch)
 
         @pl.when(thread == 0)
         def _compute_warpgroup() -> None:
             plgpu.set_max_registers(232, action="increase")
             for i in range(step.slots):
                 plgpu.barrier_arrive(empty.at[i])
-            if watch is not None:
-                watch.begin()
-            products = Products(step, block, ring, counters, x_s, x_here, parts_g)
+            watch.begin()
+            products = Products(step, block, ring, counters, watch, x_s, x_here, parts_g)
             attention = Attention(
-                step, work, ring, counters, queries_g, keys_g, values_g, page_g, place_g, partials_g, stats_g, mixed_g,
-                queries_s, weights_s, out_s, queries_here, newest_here,
+                step, work, ring, counters, watch, queries_g, keys_g, values_g, page_g, place_g, partials_g, stats_g,
+                mixed_g, queries_s, weights_s, out_s, queries_here, newest_here,
             )  # fmt: skip
             ends = Ends(
                 step, counters, gains_g, bias_g, head_gains_g, cos_g, sin_g, page_g, place_g, x_g, scaled_g, squares_g,
@@ -118,33 +123,33 @@ def decode_step(
             )  # fmt: skip
             phases = step.product_phases
 
-            def note(layer: Any, phase: int) -> None:
-                if watch is not None:
-                    watch.note(layer * len(PHASES) + phase)
-
             def layer(n: Any, at: Any) -> Any:
                 before = n * step.layer_results
-                note(n, 0)
-                at = products.run(phases["qkv"], at, n, before, scaled_g, squares_g, *ends.heads(n))
-                note(n, 1)
+                watch.phase(n, 0)
+                at = products.run("qkv", phases["qkv"], at, n, before, scaled_g, squares_g, *ends.heads(n))
+                watch.phase(n, 1)
                 if "attention" not in step.left_out:
                     at = attention.run(n, at, before + step.results("qkv"))
-                note(n, 2)
+                watch.phase(n, 2)
                 known = before + step.results("attention")
-                at = products.run(phases["o"], at, n, known, mixed_g, None, *ends.residual(2 * n + 1))
-                note(n, 3)
+                at = products.run("o", phases["o"], at, n, known, mixed_g, None, *ends.residual(2 * n + 1))
+                watch.phase(n, 3)
                 known = before + step.results("o")
-                at = products.run(phases["gate_up"], at, n, known, scaled_g, squares_g, ends.nothing, ends.gate)
-                note(n, 4)
+                at = products.run(
+                    "gate_up", phases["gate_up"], at, n, known, scaled_g, squares_g, ends.nothing, ends.gate
+                )
+                watch.phase(n, 4)
                 known = before + step.results("gate_up")
-                return products.run(phases["down"], at, n, known, hidden_g, None, *ends.residual(2 * n + 2))
+                return products.run("down", phases["down"], at, n, known, hidden_g, None, *ends.residual(2 * n + 2))
 
             at = lax.fori_loop(0, step.layers, layer, jnp.int32(0))
-            note(jnp.int32(step.layers), 0)
+            watch.phase(jnp.int32(step.layers), 0)
             if "head" not in step.left_out:
                 known = jnp.int32(step.layers * step.layer_results)
-                products.run(step.head_units, at, jnp.int32(0), known, scaled_g, squares_g, ends.nothing, ends.logit)
-            note(jnp.int32(step.layers), 1)
+                products.run(
+                    "head", step.head_units, at, jnp.int32(0), known, scaled_g, squares_g, ends.nothing, ends.logit
+                )
+            watch.phase(jnp.int32(step.layers), 1)
 
     out = [
         shaped((N, step.head.rows), jnp.float32),
@@ -169,7 +174,7 @@ def decode_step(
         plgpu.Barrier(num_barriers=2),
         plgpu.Barrier(num_arrivals=2 * step.chunks),
     ]
-    logits, *rest = launch(
+    logits, *_, last = launch(
         persistent_step,
         out,
         scratch,
@@ -182,8 +187,8 @@ def decode_step(
         num_threads=2,
         thread_name="thread",
     )
-    x, _, _, keys, values = (jax.freeze(ref) for ref in in_place)
-    return Made(logits, x, keys, values, rest[-1] if step.watched else None)
+    x, _, _, keys, values, *times = (jax.freeze(ref) for ref in in_place)
+    return Made(logits, x, keys, values, last if step.watched else None, times[0] if step.timed else None)
 
 
 def _check(step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values: jax.Array) -> None:

@@ -17,7 +17,8 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels.attention import BLOCK
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
-from mlxcel_jax_cuda.kernels.persistent_shape import Step, Units
+from mlxcel_jax_cuda.kernels.persistent_shape import Step, Units, Window
+from mlxcel_jax_cuda.kernels.persistent_watch import Watch
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -72,7 +73,7 @@ class Ring:
         return lax.rem(step, jnp.int32(self.count))
 
 
-def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, work: Work) -> None:
+def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, work: Work, watch: Watch) -> None:
     """All a block reads in a step. tiles [L * R, 64], head [V * D / 64, 64], keys and values [L * pages, K, page_size,
     d], all in device memory."""
     window, copies, block = step.window, step.copies, work.block
@@ -91,7 +92,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
         start(slot, ring.full.at[slot])
         return number + 1, here
 
-    def weight(units: Units, source: Any, begin: Any, carry: Carry) -> Carry:
+    def weight(units: Units, source: Any, begin: Any, carry: Carry, window: Window = window) -> Carry:
         def unit(n: Any, carry: Carry) -> Carry:
             item, part = units.unit(block, n)
             first = begin + units.row(item, part)
@@ -167,11 +168,15 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
     def layer(n: Any, carry: Carry) -> Carry:
         begin = n * step.layer_rows
         carry = weight(phases["qkv"], tiles, begin, carry)
+        watch.asked(n, "qkv")
         carry = attention(n, carry)
+        watch.asked(n, "attention")
         for name in ("o", "gate_up", "down"):
             carry = weight(phases[name], tiles, begin, carry)
+            watch.asked(n, name)
         return carry
 
     carry = lax.fori_loop(0, step.layers, layer, (jnp.int32(0), jnp.int32(0)))
     if "head" not in step.left_out:
-        weight(step.head_units, head, jnp.int32(0), carry)
+        everything = Window(step.slots, step.slots, 0)  # nobody waits for a message beside the head
+        weight(step.head_units, head, jnp.int32(0), carry, everything)
