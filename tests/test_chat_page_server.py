@@ -8,7 +8,9 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -36,9 +38,13 @@ class Turnstile:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptServer]:
-    model = write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
-    with running(model, ServerSettings(api_keys=(KEY,))) as server:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def served(tiny: Path) -> Iterator[ScriptServer]:
+    with running(tiny, ServerSettings(api_keys=(KEY,))) as server:
         yield server
 
 
@@ -126,6 +132,50 @@ def test_every_setting_reaches_the_server(served: ScriptServer, visit: Visit) ->
         expect(fault).to_contain_text("status 400")
         visit.setting(label).fill("")
     visit.complaints[:] = [text for text in visit.complaints if "400" not in text]
+
+
+ELSEWHERE = """async server => {
+    const body = new Blob(['{"prompt": "<<ab>>"}']);
+    for (const path of ["/v1/completions", "/v1/cache/reset"])
+        await fetch(server + path, {method: "POST", mode: "no-cors", body});
+    return (await fetch(server + "/v1/completions", {method: "POST", body: "{}"}).catch(error => error)).message;
+}"""
+
+
+class Empty(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def elsewhere() -> Iterator[str]:
+    """A page of another origin, which is on this machine so that the browser lets it talk to this machine at all."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Empty) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{made.server_port}/"
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+def test_a_page_from_elsewhere_has_nothing_done(browser: Browser, tiny: Path) -> None:
+    """clients 3.7: what a browser sends for any page, without asking, to a server without keys."""
+    settings = ServerSettings(allowed_origins=("https://some.example",))
+    with running(tiny, settings) as server, elsewhere() as other, visiting(browser) as context:
+        page = context.new_page()
+        page.goto(other)
+        assert "fetch" in page.evaluate(ELSEWHERE, server.url)
+        asked = server.state.metrics.requests
+        assert (asked["/v1/completions", 403], asked["/v1/cache/reset", 403]) == (2, 1)
+        assert sum(asked.values()) == 3
+        assert server.serving.stats()["scheduler"]["request_started_total"] == 0
 
 
 @pytest.mark.slow

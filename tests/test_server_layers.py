@@ -15,7 +15,8 @@ from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.server.settings import ServerSettings
 
-KEYS = ("sk-first", "sk-sécond")
+KEYS = ("sk-first", "sk-sécond", "sk-voilà", "sk-Å")
+"""In UTF-8 the last two end in bytes that are blanks in Latin-1."""
 COMPLETION = {"prompt": "hi", "max_tokens": 1}
 
 OPEN = [("GET", "/"), ("GET", "/assets/page.css"), ("GET", "/health"), ("GET", "/v1/health"), ("HEAD", "/health")]
@@ -80,8 +81,11 @@ def test_h_o15_everything_else_needs_a_key(locked: TestClient, method: str, path
 
 def test_each_key_counts_and_a_key_is_bytes(locked: TestClient) -> None:
     for key in KEYS:
-        sent = [("x-api-key", key.encode())]
-        assert locked.get("/v1/models", headers=sent).status_code == 200  # type: ignore[arg-type]
+        for sent in ((b"x-api-key", key.encode()), (b"Authorization", b"Bearer \t " + key.encode() + b" \t")):
+            assert locked.get("/v1/models", headers=[sent]).status_code == 200, (key, sent)
+    for near in (KEYS[2][:-1], KEYS[2] + "\xa0", KEYS[3].encode()[:-1].decode("latin-1"), ""):
+        for sent in ((b"x-api-key", near.encode()), (b"Authorization", b"Bearer " + near.encode())):
+            assert locked.get("/v1/models", headers=[sent]).status_code == 401, (near, sent)
 
 
 def test_metrics_can_be_public(model: Path) -> None:
@@ -139,6 +143,56 @@ def test_h_o13_a_real_call_of_an_allowed_origin_needs_its_key(locked: TestClient
     assert refused.headers["access-control-allow-origin"] == HERE[1], "a page may read why it was refused"
     asked_for = locked.get("/v1/models", headers={"Origin": HERE[1], "x-api-key": KEYS[0]})
     assert (asked_for.status_code, asked_for.headers["access-control-allow-origin"]) == (200, HERE[1])
+
+
+OWN, EVIL = "http://127.0.0.1:8080", "http://evil.example"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),  # no browser
+        ({"Origin": OWN, "Host": "127.0.0.1:8080"}, 200),
+        ({"Origin": HERE[1], "Sec-Fetch-Site": "same-site"}, 200),
+        ({"Origin": "https://outer.example", "Sec-Fetch-Site": "same-origin"}, 200),  # its own page, behind a proxy
+        ({"Origin": "chrome-extension://abc", "Sec-Fetch-Site": "none"}, 200),
+        ({"Origin": EVIL, "Host": "127.0.0.1:8080", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "https://evil.example", "Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": EVIL, "Host": "127.0.0.1:8080"}, 403),  # a browser that tells no site
+        ({"Origin": "http://evil.example:8080", "Host": "evil.example:8080"}, 403),  # a name that leads here
+        ({"Origin": "null", "Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Origin": "null", "Host": "127.0.0.1:8080"}, 403),
+        ({"Origin": "", "Host": ""}, 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/cache/reset"])
+def test_other_pages_have_nothing_done(plain: TestClient, path: str, headers: dict[str, str], status: int) -> None:
+    """3.7: a POST without a type, which a browser sends unasked; what only reads is answered, and unreadable there."""
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    reply = plain.post(path, content=body, headers=headers)
+    assert reply.status_code == status, reply.text
+    if status == 403:
+        assert reply.json()["error"]["code"] == "forbidden"
+        assert "--allowed-origins" in reply.json()["error"]["message"]
+    looked = plain.get("/v1/models", headers=headers)
+    assert looked.status_code == 200
+    assert ("access-control-allow-origin" in looked.headers) is (headers.get("Origin") in (OWN, HERE[1]))
+
+
+def test_pages_of_a_server_for_others_are_those_of_its_address(model: Path) -> None:
+    """3.7: over plain http a browser tells no site."""
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    with asked(model, ServerSettings(host="0.0.0.0")) as client:
+        for host, status in (("box.lan:8080", 200), ("box.lan", 403), ("evil.example:8080", 403)):
+            headers = {"Origin": "http://box.lan:8080", "Host": host}
+            assert client.post("/v1/completions", content=body, headers=headers).status_code == status
+
+
+def test_with_keys_a_page_is_known_by_its_key(locked: TestClient) -> None:
+    body = b'{"prompt": "hi", "max_tokens": 1}'
+    for key, status in ((KEYS[0], 200), ("nope", 401)):
+        headers = {"Origin": EVIL, "Sec-Fetch-Site": "cross-site", "x-api-key": key}
+        assert locked.post("/v1/completions", content=body, headers=headers).status_code == status
 
 
 def test_origins_can_be_listed_or_any(model: Path) -> None:

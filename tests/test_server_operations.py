@@ -17,7 +17,7 @@ from mlxcel.core.prefix import Reject
 from mlxcel.core.resolve_sampling import resolve_sampling
 from mlxcel.server.page_routes import KINDS, POLICY, files
 from mlxcel.server.settings import ServerSettings
-from mlxcel.server.slots import busy, idle
+from mlxcel.server.slots import TEXTS, busy, idle
 from mlxcel.version import commit, version
 
 
@@ -136,6 +136,7 @@ def test_a_row_is_told_by_its_numbers_and_never_by_its_text() -> None:
             assert row["request_id"] == "r"
             assert set(row) == set(idle(0, 256))
             assert row["id_task"] == 0
+            assert set(TEXTS) & set(row["params"]) == set()
             assert row["next_token"]["n_remain"] == 8 - row["next_token"]["n_decoded"]
     assert {state for _, state, _, _ in seen} == {"prefill", "decode"}
     assert {slot for slot, *_ in seen} == {0, 1}

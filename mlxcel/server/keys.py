@@ -17,6 +17,8 @@ from mlxcel.server.settings import ServerSettings
 OPEN: Final = frozenset({"/", "/health", "/v1/health"})
 ASSETS: Final = "/assets/"
 METRICS: Final = "/metrics"
+BLANKS: Final = " \t"
+"""Of a header. Bytes of UTF-8 are among what else Python takes for blanks."""
 
 
 def digest(key: bytes) -> bytes:
@@ -50,7 +52,7 @@ class Keys:
     def _found(self, headers: Headers) -> bytes | None:
         """The digest of a key that the request has and the server knows."""
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [bearer.strip()] if scheme.lower() == "bearer" else []
+        given = [bearer.strip(BLANKS)] if scheme.lower() == "bearer" else []
         given += headers.getlist("x-api-key")
         found = None
         for key in (digest(text.encode("latin-1")) for text in given):

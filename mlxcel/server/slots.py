@@ -16,8 +16,8 @@ from mlxcel.server.state import ServerState
 if TYPE_CHECKING:
     from mlxcel.core.row_view import RowView
 
-TEXTS: Final = ("stop", "bad_words", "dry_sequence_breakers")
-"""Parameters that are words of a request."""
+TEXTS: Final = ("stop", "bad_words", "dry_sequence_breakers", "logit_bias", "logits_processors")
+"""Parameters that are, or may have been, words of a request."""
 
 
 def idle(slot: int, context: int) -> dict[str, Any]:
