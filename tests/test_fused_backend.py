@@ -1,8 +1,10 @@
 """Standard blocks through the whole backend by fused steps, prompts by packed products: the kernels' formulas on
 XLA:CPU in float32, against NumPy."""
 
+import jax
 import numpy as np
 import pytest
+from cache_rows import caching
 from keeping_jax import KeepingJax
 from real_engine import real_engine
 from test_standard_block import MODELS, SMALL
@@ -13,7 +15,10 @@ from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.testing.random_checkpoint import random_checkpoint
 from mlxcel_jax_cuda import backend as jax_backend
 from mlxcel_jax_cuda.backend import JaxBackend
+from mlxcel_jax_cuda.drawing import Asked
+from mlxcel_jax_cuda.forward import forward, forward_and_draw
 from mlxcel_jax_cuda.fused_decode import runs_fused
+from mlxcel_jax_cuda.launch import Launch
 
 TOLERANCE = 4e-5
 """Of the largest logit of a step: float32 sums in another order, the norm's division behind a product instead of
@@ -155,3 +160,41 @@ def test_dense_storage_and_paged_give_the_same_bits(llama):
         for position in range(len(prompt), len(prompt) + STEPS + 1):
             logits, same = paged.backend.kept[row, position], dense.backend.kept[other, position]
             assert logits.tobytes() == same.tobytes()
+
+
+def test_a_step_has_few_arrays_however_many_layers(model):
+    """Each array in or out of a program costs the host about two microseconds a step, and the 130 and 33 that a model
+    of sixteen layers had, one for each weight and layer, took it more than half as long as a GPU computes."""
+    running = engine_of(model, FusedJax()).backend._running
+    sampling = running.sampler.stage_sets(8)[0]
+    asked = Asked.of(running.sampler, sampling, np.full(8, SLOTS, np.int32))
+    step, piece = (Launch.of_padding(running.launching.shapes[place], SLOTS) for place in (0, -1))
+    assert runs_fused(running.model, step.shape)
+    for function, arguments, most in (
+        (forward_and_draw, running.for_both(step, asked), (11, 6)),
+        (forward, running.for_forward(piece), (10, 3)),
+    ):
+        traced = function.trace(*arguments)
+        counts = len(jax.tree.leaves(traced.args_info)), len(jax.tree.leaves(traced.out_info))
+        assert all(count <= limit for count, limit in zip(counts, most, strict=True)), counts
+
+
+def test_the_prompt_cache_keeps_stacked_pages(llama, tmp_path):
+    """V16, P7: a row goes on from pages that it shares and from a copy of one that it does not; and from a file, whose
+    pages get other numbers in another engine."""
+    family, checkpoint = llama
+    ids = np.random.default_rng(8).integers(0, SMALL["vocab_size"], 77)
+
+    def made():
+        return caching(checkpoint, family, slots=SLOTS, context=128, chunk=64, backend=KeepingFusedJax())
+
+    first, second = made(), made()
+    cold = first.run(ids)
+    first.cache.save(first.engine, tmp_path / "kept")
+    second.run(ids[20::-1])
+    second.cache.load(second.engine, tmp_path / "kept")
+    for engine in (first, second):
+        hit = engine.run(ids)
+        assert hit.cached == 76
+        assert hit.ids == cold.ids
+        np.testing.assert_allclose(hit.logits, cold.logits, rtol=0, atol=TOLERANCE * np.abs(cold.logits).max())

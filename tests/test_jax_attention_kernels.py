@@ -227,11 +227,14 @@ def abstract(*shape, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def decoded(q, k, v, tables, lengths, scale=0.125, softcap=0.0, window=0):
-    schedule = make_schedule(
-        tables, lengths, num_pages=k.shape[0], page_size=k.shape[2], kv_heads=k.shape[1], window=window
-    )
-    return decode_attention(q, k, v, schedule, scale=scale, softcap=softcap, window=window)
+def zeros(shaped):
+    return jnp.zeros(shaped.shape, shaped.dtype)
+
+
+def decoded(q, k, v, tables, lengths, scale=0.125, softcap=0.0, window=0, **of):
+    pages = k.shape[0] // of.get("layers", 1)
+    schedule = make_schedule(tables, lengths, num_pages=pages, page_size=k.shape[2], kv_heads=k.shape[1], window=window)
+    return decode_attention(q, k, v, schedule, scale=scale, softcap=softcap, window=window, **of)
 
 
 def decode_arguments(S=8, H=8, K=2, d=64, width=None, page_size=128, P=4, dtype=jnp.bfloat16):
@@ -276,6 +279,10 @@ def test_a_schedule_for_other_pages_or_rows_is_refused():
         schedule = scheduled(jnp.zeros((rows, 4), jnp.int32), jnp.zeros((rows,), jnp.int32), page_size)
         with pytest.raises(ValueError, match=says):
             jax.eval_shape(lambda *a, s=schedule: decode_attention(*a, s, scale=0.1), q, k, v)
+    schedule = scheduled(jnp.zeros((8, 4), jnp.int32), jnp.zeros((8,), jnp.int32), 128)
+    for layer, layers in ((None, 2), (2, 2), (0, 3)):
+        with pytest.raises(ValueError, match=f"layer {layer} of 16 pages of {layers} layers"):
+            decode_attention(*map(zeros, (q, k, v)), schedule, scale=0.1, layer=layer, layers=layers)
     with pytest.raises(ValueError, match=r"most_items=7 is less than one for each of 8 rows"):
         check_schedule([1] * 8, 24, 128, 0, 7)
     with pytest.raises(ValueError, match=r"they must be \[S, P\] and \[S\]"):
@@ -299,3 +306,18 @@ def test_the_kernels_lower_for_cuda(function, arguments):
     assert "mosaic_gpu" in lowered.as_text()
     assert lowered.out_info.shape == arguments[0].shape
     assert lowered.out_info.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(("function", "arguments"), [(decoded, decode_arguments()), (chunked, chunk_arguments())])
+def test_all_layers_of_stacked_pages_run_the_same_kernels(function, arguments):
+    """The whole arrays and the number of a layer, so that what is lowered once is read at a layer's pages."""
+    pytest.importorskip("absl", reason="jax imports Mosaic GPU only beside absl-py")
+    q, k, v, *rest = arguments
+
+    def layers(q, k, v, *rest):
+        for layer in range(4):
+            q = function(q, k, v, *rest, layer=layer, layers=4)
+        return q
+
+    text = jax.jit(layers).trace(q, k, v, *rest).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == (2 if function is decoded else 1)

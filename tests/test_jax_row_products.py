@@ -3,6 +3,8 @@
 What the kernels compute is compared in bits and with formulas on a GPU: benchmarks/kernels/row_products_check.py.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,7 @@ from mlxcel_jax_cuda.kernels.row_products_ends import Gate, Heads, Residual, Sto
 from mlxcel_jax_cuda.kernels.row_products_stream import FEWEST_SLOTS, ring, stream
 from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
 from mlxcel_jax_cuda.kernels.row_products_weight import (
+    Stacked,
     Weight,
     embedding_rows,
     fits,
@@ -68,6 +71,20 @@ def test_the_reference_is_the_product_of_the_rows_as_they_came(rows, depth, faci
     y = product_reference(jnp.asarray(pack(w, weight)), jnp.asarray(x), weight)
     exact = x.astype(np.float64) @ w.T.astype(np.float64)
     assert np.linalg.norm(y - exact) < TOLERANCE * np.linalg.norm(exact)
+
+
+def test_each_layer_finds_its_own_tiles_among_those_of_all():
+    """Two weights a layer behind one another, by the formulas: of the second, what it gives alone."""
+    other, weight = Weight(256, 128), Weight(256, 128, facing=128)
+    at = Stacked(other.packed_shape[0], other.packed_shape[0] + weight.packed_shape[0])
+    layers = [matrix(256, 128, seed) for seed in range(3)]
+    tiles = jnp.concatenate([pack(w, kind) for w in map(jnp.asarray, layers) for kind in (other, weight)])
+    x = jnp.asarray(matrix(5, 128, 9))
+    for layer, w in enumerate(layers):
+        alone = jnp.asarray(pack(w, weight))
+        for product in (row_product, gated_product):
+            found = product(tiles, x, weight, layer=layer, at=at, sms=0)
+            np.testing.assert_array_equal(found, product(alone, x, weight, sms=0))
 
 
 def test_rows_of_a_packed_embedding_are_its_rows():
@@ -175,6 +192,15 @@ def test_tokens_of_another_shape_or_type_are_refused():
         stream(tiles, bf16(9, 128), weight=weight, end=Store())
     with pytest.raises(ValueError, match="multiple of columns=64"):
         tiled(tiles, bf16(65, 128), weight=weight, columns=64)
+    with pytest.raises(ValueError, match=r"of this weight they are \(512, 64\)"):
+        row_product(bf16(513, 64), bf16(8, 128), weight)
+    at, pair = Stacked(64, 640), bf16(1280, 64)
+    with pytest.raises(ValueError, match=r"\(1280, 64\): no layers of 560 rows"):
+        row_product(pair, bf16(8, 128), weight, layer=0, at=Stacked(64, 560))
+    with pytest.raises(ValueError, match=r"no layers of 640 rows, with \(512, 64\) at 192"):
+        row_product(pair, bf16(64, 128), weight, layer=0, at=Stacked(192, 640))
+    with pytest.raises(ValueError, match="both, or neither"):
+        row_product(pair, bf16(64, 128), weight, at=at)
     with pytest.raises(ValueError, match="multiple of columns=96"):
         tiled(tiles, bf16(96, 128), weight=weight, columns=96)
     with pytest.raises(ValueError, match="128 at most"):
@@ -193,19 +219,20 @@ def lowered(function, *arguments):
     return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
 
 
-HEADS = Heads(4, 2, 64, bias=True)
-NORMED = Heads(2, 1, 128, normed=True, eps=1e-6)
+LAYERS = 3
+HEADS = Heads(4, 2, 64, bias=True, layers=LAYERS)
+NORMED = Heads(2, 1, 128, normed=True, eps=1e-6, layers=LAYERS)
 
 
 def extra_of(end, columns):
     float32, int32 = {"dtype": jnp.float32}, {"dtype": jnp.int32}
     if isinstance(end, Residual):
-        return shape(512, columns, **float32), shape(512, **float32)
+        return shape(512, columns, **float32), shape(2 * LAYERS + 1, 512, **float32)
     if not isinstance(end, Heads):
         return ()
-    small = shape(512, **float32) if end.bias else shape(2, 2, 64, **float32)
+    small = shape(LAYERS, 512, **float32) if end.bias else shape(LAYERS, 2, 2, 64, **float32)
     turns, rows = shape(64, columns, **float32), shape(columns, **int32)
-    pages = shape(9, end.kv_heads, 16, 2, end.head_dim // 2)
+    pages = shape(LAYERS * 9, end.kv_heads, 16, 2, end.head_dim // 2)
     return small, turns, turns, rows, rows, pages, pages
 
 
@@ -216,8 +243,8 @@ def extra_of(end, columns):
         (Store(jnp.float32), Weight(512, 256, 2, 32), 16),
         (Gate(), Weight(512, 256, facing=256), 32),
         (Gate(), Weight(512, 256, 2, 256), 8),
-        (Residual(), Weight(512, 256), 8),
-        (Residual(), Weight(512, 8192, 2), 32),
+        (Residual(1), Weight(512, 256), 8),
+        (Residual(2), Weight(512, 8192, 2), 32),
         (HEADS, Weight(512, 256, 2, 32), 8),
         (NORMED, Weight(512, 256, 1, 64), 8),
     ],
@@ -226,12 +253,17 @@ def extra_of(end, columns):
 def test_every_end_of_a_launch_lowers_for_cuda_as_one_kernel(end, weight, columns):
     """Without a GPU: shapes, layouts and transfers are checked by Mosaic, what is computed is not."""
     squares = shape(weight.depth // 64, columns, dtype=jnp.float32)
+    in_layers = isinstance(end, Heads | Residual)
+    at = Stacked(384, weight.packed_shape[0] + 512) if in_layers else None
     text = lowered(
-        lambda tiles, x, squares, extra: stream(tiles, x, squares, extra, weight=weight, end=end, eps=1e-5),
-        shape(*weight.packed_shape),
+        lambda tiles, x, squares, extra, layer: stream(
+            tiles, x, squares, extra, layer, weight=weight, end=end, eps=1e-5, at=at
+        ),
+        shape(LAYERS * at.stride, 64) if in_layers else shape(*weight.packed_shape),
         shape(columns, weight.depth),
         None if isinstance(end, Residual) else squares,
         extra_of(end, columns),
+        shape(1, dtype=jnp.int32) if in_layers else None,
     )
     assert text.count("custom_call @mosaic_gpu") == 1
 
@@ -253,3 +285,18 @@ def test_many_tokens_lower_for_cuda_as_one_kernel(product, weight, tokens, dtype
     assert (result.shape, result.dtype) == ((tokens, weight.rows // (2 if product is gated_product else 1)), dtype)
     text = lowered(lambda tiles, x: product(tiles, x, weight, **options), *arguments)
     assert text.count("custom_call @mosaic_gpu") == 1
+
+
+@pytest.mark.parametrize("product", [row_product, gated_product])
+@pytest.mark.parametrize("tokens", [8, 64])
+def test_all_layers_run_one_kernel_over_the_whole_array(product, tokens):
+    """A kernel is lowered once, and what it is given is not cut: a slice of so many weights would be a copy."""
+    weight, at = Weight(256, 256, facing=128), Stacked(128, 1280)
+
+    def layers(tiles, x):
+        return [product(tiles, x, weight, layer=layer, at=at) for layer in range(LAYERS)]
+
+    text = lowered(layers, shape(LAYERS * at.stride, 64), shape(tokens, 256))
+    assert text.count("custom_call @mosaic_gpu") == 1
+    cut = re.findall(r"stablehlo\.(?:dynamic_)?slice.*", text)
+    assert not [line for line in cut if f"{LAYERS * at.stride}x64x" in line]

@@ -14,8 +14,9 @@ from mlxcel.plugins.families.qwen import Qwen2, Qwen3
 from mlxcel.plugins.formats.safetensors import SafetensorsCheckpoint
 from mlxcel.testing.family_run import LoadedFamily
 from mlxcel.testing.random_checkpoint import SHAPES, random_checkpoint
-from mlxcel_jax_cuda.kernels.row_products_weight import pack
-from mlxcel_jax_cuda.standard_block import Shapes, block_weights, decode, refusal
+from mlxcel_jax_cuda.block_arrays import Shapes, refusal
+from mlxcel_jax_cuda.block_loading import BlockLoading
+from mlxcel_jax_cuda.standard_block import decode
 from mlxcel_jax_cuda.standard_steps import PlainSteps
 from mlxcel_reference_numpy.weights import load_weights
 
@@ -58,25 +59,25 @@ def model(request):
 
 def packed_weights(family, checkpoint, block):
     """BlockWeights in float32 of what the NumPy backend reads."""
-    shapes, config = Shapes.of(block), family.parse_config(checkpoint)
+    config = family.parse_config(checkpoint)
     read = load_weights(family.schema(config), checkpoint, NoProgress())
-
-    def get(name, layer):
-        if name == "qkv_bias":
-            return read.linear["qkv", layer].bias
-        if hasattr(shapes, name):
-            return jnp.asarray(pack(read.linear[name, layer or 0].matrix, getattr(shapes, name)))
-        if name == "embed" and config.tied:  # kept once, as the packed head
-            return get("unembed", None)
-        return jnp.asarray(read.plain[name, layer or 0])
-
-    return shapes, block_weights(block, shapes, get)
+    loading = BlockLoading(block, tied=config.tied, dtype=jnp.float32, device=jax.devices("cpu")[0])
+    for (name, layer), linear in read.linear.items():
+        if not (name == "unembed" and config.tied):
+            loading.put(name, layer, linear.matrix)
+        if linear.bias is not None:
+            loading.put(f"{name}_bias", layer, linear.bias)
+    for (name, layer), values in read.plain.items():
+        if name == "embed" or "norm" in name:
+            loading.put(name, layer, values)
+    return Shapes.of(block), loading.done()
 
 
 def attend_pages(block, page_tables, lengths):
     """Attention by its formula over each row's own pages, of a row that is padding anything finite."""
 
-    def attend(q, keys, values):
+    def attend(q, pools, layer):
+        keys, values = (pool.reshape(block.layers, -1, *pool.shape[1:])[layer] for pool in pools)
         group = block.heads // block.kv_heads
         q = q[:, :, :group].reshape(len(q), block.heads, block.head_dim)
         k, v = (jnp.swapaxes(pool[page_tables], 1, 2) for pool in (keys, values))  # [N, K, P, page_size, d]
@@ -104,8 +105,9 @@ def test_fused_steps_give_the_logits_of_numpy(model):
     numbers = rng.permutation(ROWS * pages + 1)[: ROWS * pages].reshape(ROWS, pages)
     for place in PLACES:
         tables[place] = numbers[place]
-    shape = (ROWS * pages + 1, block.kv_heads, PAGE_SIZE, block.head_dim)
-    pools = tuple(jnp.zeros(shape, jnp.float32) for _ in range(2 * block.layers))
+    count = ROWS * pages + 1
+    shape = (block.layers * count, block.kv_heads, PAGE_SIZE, block.head_dim)
+    pools = tuple(jnp.zeros(shape, jnp.float32) for _ in range(2))
 
     @jax.jit
     def step(pools, ids, positions):
@@ -123,8 +125,10 @@ def test_fused_steps_give_the_logits_of_numpy(model):
             wanted = expected[row][position]
             np.testing.assert_allclose(logits[place], wanted, rtol=0, atol=TOLERANCE * np.abs(wanted).max())
     used = {page for place, row in PLACES.items() for page in numbers[place][: -(-LENGTHS[row] // PAGE_SIZE)]}
-    untouched = [page for page in range(shape[0]) if page not in used]
-    assert all(not np.asarray(pool)[untouched].any() for pool in pools), "padding was written to a page"
+    untouched = [page for page in range(count) if page not in used]
+    by_layer = [np.asarray(pool).reshape(block.layers, count, -1) for pool in pools]
+    assert all(not pages[:, untouched].any() for pages in by_layer), "padding was written to a page"
+    assert all(pages[layer, page].any() for pages in by_layer for layer in range(block.layers) for page in used)
 
 
 STANDARD = {

@@ -28,7 +28,7 @@ from mlxcel_jax_cuda.compile_cache import mended
 from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory, enough_memory
 from mlxcel_jax_cuda.drawing import Asked, Found, LastDrawn, draw
 from mlxcel_jax_cuda.forward import at_once, forward, forward_and_draw
-from mlxcel_jax_cuda.fused_decode import fused_block, fused_weights
+from mlxcel_jax_cuda.fused_decode import fused_block
 from mlxcel_jax_cuda.launch import Launch, Launching, Widths
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE, Numerics
@@ -36,7 +36,7 @@ from mlxcel_jax_cuda.packed_forms import packed_forms
 from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
 from mlxcel_jax_cuda.running import COPIES, UNKNOWN, Running
-from mlxcel_jax_cuda.weights import Weights, load_weights
+from mlxcel_jax_cuda.weights import Weights, load_block, load_weights
 
 ROWS = (8, 32, 128, 256)
 TOKENS = (64, 512, 2048)
@@ -103,9 +103,13 @@ class JaxBackend:
 
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         schema, numerics = family.schema(config), self._numerics
-        forms = packed_forms(schema, fused_block(family, config, numerics, config.context), numerics)
+        block = fused_block(family, config, numerics, config.context)
         with enough_memory(self._device, "the weights"):
-            weights = load_weights(schema, checkpoint, numerics, self._device, progress, forms)
+            if block is not None:
+                weights = load_block(schema, block, checkpoint, numerics, self._device, progress)
+            else:
+                forms = packed_forms(schema, numerics)
+                weights = load_weights(schema, checkpoint, numerics, self._device, progress, forms)
         self._loaded = _Loaded(family, config, weights)
 
     def take_weights(self, other: JaxBackend) -> None:
@@ -121,12 +125,11 @@ class JaxBackend:
         )
         if self._numerics.level == "R1":
             widths = Widths((R1_ROWS,), (R1_TOKENS,))
-        fused = None if block is None else fused_weights(block, loaded.weights)
         pages = -(-ceil_block(layout.context) // layout.page_size)
         launching = Launching(widths, slots=layout.slots, pages=pages)
         with enough_memory(self._device, f"the KV of {layout.pages} pages"):
-            kv, last = jax.block_until_ready(self._zeros(layout))  # type: ignore[no-untyped-call]
-        self._running = Running(model, sampler, loaded.weights.leaves, fused, launching, kv, last)
+            kv, last = jax.block_until_ready(self._zeros(model))  # type: ignore[no-untyped-call]
+        self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last)
 
     @mended()
     def warm_up(self, progress: Progress) -> None:
@@ -266,27 +269,21 @@ class JaxBackend:
 
     def export_state(self, slot: int) -> tuple[list[jax.Array], int]:
         running = self._started()
-        rings = storage.take(tuple(storage.ring_leaves(running.layout)), running.kv, np.array([slot], np.int32))
+        rings = storage.take_rings(running.model.kv, running.kv, np.array([slot], np.int32))
         return list(rings), sum(ring.nbytes for ring in rings)
 
     def import_state(self, slot: int, state: Sequence[Any]) -> None:
         running = self._started()
         rings = tuple(jnp.asarray(ring) for ring in state)
-        running.kv = storage.put(
-            tuple(storage.ring_leaves(running.layout)), running.kv, np.array([slot], np.int32), rings
-        )
+        running.kv = storage.put_rings(running.model.kv, running.kv, np.array([slot], np.int32), rings)
 
     def export_pages(self, pages: Sequence[int]) -> list[np.ndarray]:
         running = self._started()
-        taken = storage.take(tuple(storage.full_leaves(running.layout)), running.kv, np.array(pages, np.int32))
-        return storage.host_arrays(taken)
+        return storage.pages_to_host(running.model.kv, running.kv, np.array(pages, np.int32))
 
     def import_pages(self, pages: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
         running = self._started()
-        values = tuple(jnp.asarray(array) for array in arrays)
-        running.kv = storage.put(
-            tuple(storage.full_leaves(running.layout)), running.kv, np.array(pages, np.int32), values
-        )
+        running.kv = storage.pages_from_host(running.model.kv, running.kv, np.array(pages, np.int32), arrays)
 
     def close(self) -> None:
         self._loaded = self._running = None
@@ -296,14 +293,14 @@ class JaxBackend:
         running = self._started()
         lost = ran or any(array.is_deleted() for array in (*running.kv, *running.last))
         if lost:
-            running.kv, running.last = self._zeros(running.layout)
+            running.kv, running.last = self._zeros(running.model)
         return BackendFault(f"{type(error).__name__}: {error}", kv_intact=not lost)
 
-    def _zeros(self, layout: KVLayout) -> tuple[storage.Leaves, LastDrawn]:
+    def _zeros(self, model: Model) -> tuple[storage.Leaves, LastDrawn]:
         """KV and carry before anything ran, committed to the device as what launches give is: an array of another
         kind would be another executable."""
         with jax.default_device(self._device):
-            made = storage.make_storage(layout, self._numerics), _nothing_drawn(layout)
+            made = storage.make_storage(model.kv, self._numerics), _nothing_drawn(model.layout)
         placed: tuple[storage.Leaves, LastDrawn] = jax.device_put(made, self._device)
         return placed
 

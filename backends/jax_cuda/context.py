@@ -16,16 +16,13 @@ from mlxcel.core.plan import EMBEDDING
 from mlxcel_jax_cuda.attention import attend
 from mlxcel_jax_cuda.experts import mixture
 from mlxcel_jax_cuda.kernel_attention import KernelAttention, by_kernel
-from mlxcel_jax_cuda.kernels.row_products import gated_product, row_product
-from mlxcel_jax_cuda.kernels.row_products_weight import embedding_rows
 from mlxcel_jax_cuda.launch import Fields
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.packed_forms import GATED
-from mlxcel_jax_cuda.products import row_products
+from mlxcel_jax_cuda.reading import Projection, reading
 from mlxcel_jax_cuda.scan import scan_rows
-from mlxcel_jax_cuda.storage import block, places, tables_of, write
+from mlxcel_jax_cuda.storage import block, places, write
 from mlxcel_jax_cuda.watch import look, nothing_seen
-from mlxcel_jax_cuda.weights import Linear
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -49,19 +46,18 @@ class JaxContext:
         model: Model,
         fields: Fields,
         token_ids: jax.Array,
-        weights: Sequence[jax.Array],
+        weights: Any,
         kv: Any,
         wanted: jax.Array | None = None,
     ) -> None:
-        """token_ids: int32 [T], every carry filled in. `wanted`: bool, whether anybody reads the logits; else they are
-        zeros."""
+        """token_ids: int32 [T], every carry filled in. weights: as the model's index has them. `wanted`: bool, whether
+        anybody reads the logits; else they are zeros."""
         self._model, self._fields, self._token_ids = model, fields, token_ids
-        self._weights = weights
-        self._linear, self._plain = dict(model.index.linear), dict(model.index.plain)
-        self._places = places(model.layout)
+        self._weights = reading(model.index, weights)
+        self._places = places(model.kv)
         self._wanted = wanted
         self._turns: dict[bytes, tuple[jax.Array, jax.Array]] = {}
-        self._facing: tuple[jax.Array, Linear, tuple[jax.Array, ...]] | None = None
+        self._facing: tuple[jax.Array, Projection, tuple[jax.Array, ...]] | None = None
         self._kernels = KernelAttention(fields, model.numerics.hopper)
         self.kv = list(kv)
         self.seen = nothing_seen(len(token_ids)) if model.numerics.watched else None
@@ -71,10 +67,7 @@ class JaxContext:
         return self._model.layout.context
 
     def embed(self, weight: str = "embed") -> jax.Array:
-        table, ids = self._weights[self._plain[weight, 0]], jnp.maximum(self._token_ids, 0)
-        packed = self._model.index.embedding if weight == "embed" else None
-        rows = table[ids] if packed is None else embedding_rows(table, ids, packed)
-        return rows.astype(jnp.float32)
+        return self._weights.embedding(weight, jnp.maximum(self._token_ids, 0)).astype(jnp.float32)
 
     def for_layers(self, body: Callable[..., jax.Array], x: jax.Array, kinds: Sequence[Any] | None = None) -> jax.Array:
         self._look(EMBEDDING, x)
@@ -88,15 +81,14 @@ class JaxContext:
             self.seen = look(self.seen, layer, x)
 
     def weight(self, name: str, *, layer: int | None = None) -> jax.Array:
-        return self._weights[self._plain[name, layer or 0]]
+        return self._weights.weight(name, layer)
 
     def rms_norm(
         self, x: jax.Array, weight: str, *, layer: int | None = None, eps: float, offset: float = 0.0
     ) -> jax.Array:
         x = x.astype(jnp.float32)
-        scale = self.weight(weight, layer=layer)
         normed = x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + jnp.float32(eps))
-        return (normed * (scale + jnp.float32(offset) if offset else scale)).astype(self._compute)
+        return (normed * self._weights.gain(weight, layer, offset)).astype(self._compute)
 
     def layer_norm(
         self, x: jax.Array, weight: str, bias: str | None, *, layer: int | None = None, eps: float
@@ -110,23 +102,12 @@ class JaxContext:
         return normed.astype(self._compute)
 
     def project(self, x: jax.Array, group: str, *, layer: int | None = None) -> tuple[jax.Array, ...]:
-        linear = self._linear[group, layer or 0]
-        y = self._product(x, linear, self._compute).astype(self._compute)
-        parts = tuple(jnp.split(y, np.cumsum(linear.sizes)[:-1], axis=1))
-        if group == GATED and linear.packed is not None and linear.packed.facing and linear.bias is None:
-            self._facing = x.astype(self._compute), linear, parts
+        projection, x = self._weights.projection(group, layer), x.astype(self._compute)
+        y = projection.product(x, self._compute, sms=self._model.numerics.hopper).astype(self._compute)
+        parts = tuple(jnp.split(y, np.cumsum(projection.sizes)[:-1], axis=1))
+        if group == GATED and projection.gates:
+            self._facing = x, projection, parts
         return parts
-
-    def _product(self, x: jax.Array, linear: Linear, dtype: Any) -> jax.Array:
-        """[T, F], of `dtype` where a kernel can give it, else float32."""
-        x, matrix = x.astype(self._compute), self._weights[linear.matrix]
-        if linear.packed is not None:
-            if linear.bias is not None:
-                dtype = jnp.float32
-            y = row_product(matrix, x, linear.packed, dtype=dtype, sms=self._model.numerics.hopper)
-        else:
-            y = row_products(matrix, x)
-        return y if linear.bias is None else y + self._weights[linear.bias]
 
     def rope(self, x: jax.Array, frequencies: np.ndarray, *, scale: float = 1.0) -> jax.Array:
         cos, sin = self._angles(frequencies)
@@ -145,14 +126,14 @@ class JaxContext:
         if isinstance(place.kv, RecurrentKV):
             raise TypeError(f"layer {layer} keeps recurrent state: nothing can be attended to")
         rows, width = fields.positions.shape
-        tables = tables_of(place.kv, fields)
+        tables = place.tables(fields)
         kv_heads = k.shape[1]
         for leaf, values in zip((place.first, place.first + 1), (k, v), strict=True):
             self.kv[leaf] = write(self.kv[leaf], tables, fields.positions, values.reshape(rows, width, kv_heads, -1))
         keys, values = self.kv[place.first], self.kv[place.first + 1]
         window = place.kv.window if isinstance(place.kv, SlidingKV) else None
         if sms and by_kernel(place.kv, keys, q.shape[1]):
-            mixed = self._kernels.attend(q, keys, values, tables, scale=scale, softcap=softcap, window=window or 0)
+            mixed = self._kernels.attend(q, keys, values, place, scale=scale, softcap=softcap)
             return mixed.reshape(rows * width, -1)
         mixed = attend(
             q.reshape(rows, width, kv_heads, q.shape[1] // kv_heads, -1),
@@ -201,10 +182,10 @@ class JaxContext:
 
     def gated(self, gate: jax.Array, up: jax.Array, activation: str) -> jax.Array:
         if self._facing is not None and activation == "silu":
-            x, linear, parts = self._facing
-            if linear.packed is not None and gate is parts[0] and up is parts[1]:
+            x, projection, parts = self._facing
+            if gate is parts[0] and up is parts[1]:
                 # One kernel for all three; the product that gave the parts has no other reader and is dropped.
-                return gated_product(self._weights[linear.matrix], x, linear.packed, sms=self._model.numerics.hopper)
+                return projection.gated(x, sms=self._model.numerics.hopper)
         return (ACTIVATIONS[activation](gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(self._compute)
 
     def activate(self, x: jax.Array, activation: str) -> jax.Array:
@@ -214,11 +195,15 @@ class JaxContext:
         return x[self._fields.logits_rows]
 
     def unembed(self, x: jax.Array, weight: str = "unembed") -> jax.Array:
-        linear = self._linear[weight, 0]
+        projection, x = self._weights.projection(weight, None), x.astype(self._compute)
+
+        def product() -> jax.Array:
+            return projection.product(x, jnp.float32, sms=self._model.numerics.hopper)
+
         if self._wanted is None:
-            return self._product(x, linear, jnp.float32)
-        nothing = jnp.zeros((x.shape[0], *linear.sizes), jnp.float32)
-        logits: jax.Array = lax.cond(self._wanted, lambda: self._product(x, linear, jnp.float32), lambda: nothing)
+            return product()
+        nothing = jnp.zeros((x.shape[0], *projection.sizes), jnp.float32)
+        logits: jax.Array = lax.cond(self._wanted, product, lambda: nothing)
         return logits
 
     @property

@@ -9,19 +9,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from mlxcel.core.plan import CARRY
+from mlxcel_jax_cuda.block_arrays import BlockWeights
 from mlxcel_jax_cuda.context import JaxContext
 from mlxcel_jax_cuda.drawing import DrawShape, Found, LastDrawn, drawn
 from mlxcel_jax_cuda.fused_decode import decode_fused, runs_fused
 from mlxcel_jax_cuda.launch import Shape
 from mlxcel_jax_cuda.model import Model
-from mlxcel_jax_cuda.standard_block import BlockWeights
 from mlxcel_jax_cuda.storage import Leaves
 from mlxcel_jax_cuda.tiles import forward_by_tiles
 from mlxcel_jax_cuda.watch import of_rows
 
 Read = Leaves | BlockWeights
-"""The weights that a launch reads, and no other: an argument costs the host some microseconds. A fused launch has those
-of its block, any other the leaves."""
+"""The weights of a model, as its index has them."""
 
 
 def _forward(
@@ -32,7 +31,7 @@ def _forward(
     fields = shape.cut(buffer)
     own = jnp.broadcast_to(last_tokens[fields.slots][:, None], fields.token_ids.shape)
     token_ids = jnp.where(fields.token_ids == CARRY, own, fields.token_ids).reshape(-1)
-    if isinstance(weights, BlockWeights):
+    if isinstance(weights, BlockWeights) and runs_fused(model, shape):
         return *decode_fused(model, fields, token_ids, weights, kv), None
     if model.numerics.tiled:
         kv, logits, seen = forward_by_tiles(model, shape, fields, token_ids, weights, kv)
@@ -43,7 +42,11 @@ def _forward(
     return kv, logits, None if seen is None else of_rows(seen, fields)
 
 
-forward = functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)(_forward)
+OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
+"""What XLA is told. It does not see that a kernel writes the KV in place, and counts it once more for each layer: with a
+KV of half of the memory it computed small things anew for every layer, a launch each, and gained nothing."""
+
+forward = functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3, compiler_options=OPTIONS)(_forward)
 
 
 def at_once(model: Model, shape: Shape, drawing: DrawShape) -> bool:
@@ -51,12 +54,12 @@ def at_once(model: Model, shape: Shape, drawing: DrawShape) -> bool:
     return runs_fused(model, shape) and drawing.narrow
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4, 5))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4, 5), compiler_options=OPTIONS)
 def forward_and_draw(
     model: Model,
     shape: Shape,
     drawing: DrawShape,
-    weights: BlockWeights,
+    weights: Read,
     kv: Leaves,
     last: LastDrawn,
     buffer: jax.Array,

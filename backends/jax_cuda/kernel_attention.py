@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +13,7 @@ from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, make_schedule
 from mlxcel_jax_cuda.kernels.chunk_attention import chunk_attention
 from mlxcel_jax_cuda.kernels.decode_attention import MOST_COLUMNS, attend_columns, decode_attention
 from mlxcel_jax_cuda.launch import Fields
+from mlxcel_jax_cuda.storage import LayerPlace
 
 
 def by_kernel(kv: LayerKV, keys: jax.Array, heads: int) -> bool:
@@ -35,39 +38,39 @@ class KernelAttention:
         self._schedules: dict[tuple[int, ...], Schedule] = {}
 
     def attend(
-        self,
-        q: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        tables: jax.Array,
-        *,
-        scale: float,
-        softcap: float = 0.0,
-        window: int = 0,
+        self, q: jax.Array, keys: jax.Array, values: jax.Array, place: LayerPlace, *, scale: float, softcap: float = 0.0
     ) -> jax.Array:
-        """q [S W, H, d], pages with this launch's keys in them, tables int32 [S, P] -> [S W, H, d]."""
-        positions = self._fields.positions
+        """q [S W, H, d], pages with this launch's keys in them, of a layer at `place` -> [S W, H, d]."""
+        positions, tables = self._fields.positions, place.own_tables(self._fields)
+        window = place.kv.window if isinstance(place.kv, SlidingKV) else 0
+        own: Any = {"scale": scale, "softcap": softcap, "window": window, "sms": self._sms}
+        own |= {"layer": place.layer, "layers": place.layers}
         if positions.shape[1] == 1:
-            schedule = self._schedule(keys, tables, window)
-            return decode_attention(
-                q, keys, values, schedule, scale=scale, softcap=softcap, window=window, sms=self._sms
-            )
+            return decode_attention(q, keys, values, self._schedule(keys, tables, window, place.layers), **own)
         length = jnp.sum(positions[0] >= 0)
-        first, table = positions[0, 0], tables[0]
-        return chunk_attention(
-            q, keys, values, table, first, length, scale=scale, softcap=softcap, window=window, sms=self._sms
-        )
+        return chunk_attention(q, keys, values, tables[0], positions[0, 0], length, **own)
 
     def attend_columns(
-        self, columns: jax.Array, keys: jax.Array, values: jax.Array, *, group: int, scale: float
+        self,
+        columns: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        *,
+        layer: int,
+        layers: int,
+        group: int,
+        scale: float,
     ) -> jax.Array:
-        """One token a row, over every position of a full layer: queries [S, K, N, d] padded as the kernel has them,
-        `group` of the N real -> [S, K, group, d]."""
-        schedule = self._schedule(keys, self._fields.page_tables, 0)
-        return attend_columns(columns, keys, values, schedule, group=group, scale=scale, sms=self._sms)
+        """One token a row, over every position of one of the stacked layers: queries [S, K, N, d] padded as the kernel
+        has them, `group` of the N real -> [S, K, group, d]."""
+        schedule = self._schedule(keys, self._fields.page_tables, 0, layers)
+        return attend_columns(
+            columns, keys, values, schedule, group=group, scale=scale, sms=self._sms, layer=layer, layers=layers
+        )
 
-    def _schedule(self, keys: jax.Array, tables: jax.Array, window: int) -> Schedule:
-        pages, kv_heads, page_size, _ = keys.shape
+    def _schedule(self, keys: jax.Array, tables: jax.Array, window: int, layers: int) -> Schedule:
+        held, kv_heads, page_size, _ = keys.shape
+        pages = held // layers
         key = (pages, kv_heads, page_size, window)
         if key not in self._schedules:
             self._schedules[key] = make_schedule(

@@ -8,7 +8,9 @@ import attrs
 
 from mlxcel.core.family import ModelFamily, StandardBlock
 from mlxcel.core.kv import KVLayout
+from mlxcel_jax_cuda.block_arrays import BlockIndex
 from mlxcel_jax_cuda.numerics import Numerics
+from mlxcel_jax_cuda.storage import KVArrays
 from mlxcel_jax_cuda.weights import WeightIndex
 
 
@@ -23,7 +25,11 @@ class Model:
 
     family: ModelFamily = attrs.field(eq=_kind)
     config: Any
-    index: WeightIndex
+    index: WeightIndex | BlockIndex
     layout: KVLayout
     numerics: Numerics
-    block: StandardBlock | None = None  # where decode runs by fused steps
+    block: StandardBlock | None = None  # what the model is to fused steps, where its arrays are a block's
+
+    @property
+    def kv(self) -> KVArrays:
+        return KVArrays(self.layout, isinstance(self.index, BlockIndex))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxcel.core.family import StandardBlock, WeightSchema
+from mlxcel.core.family import WeightSchema
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight, fits
 from mlxcel_jax_cuda.numerics import Numerics
-from mlxcel_jax_cuda.standard_block import Shapes, refusal
 
 GATED = "gate_up"
 """The group whose two members meet in `gated`: kernels pair their rows."""
 
 
-def packed_forms(schema: WeightSchema, block: StandardBlock | None, numerics: Numerics) -> Mapping[str, Weight]:
-    """By the name of a fused group, or of the embedding where the head is tied to it."""
+def packed_forms(schema: WeightSchema, numerics: Numerics) -> Mapping[str, Weight]:
+    """By the name of a fused group, or of the embedding where the head is tied to it; of models that are no standard
+    block, whose arrays are not these."""
     if not numerics.packed:
         return {}
     forms = {}
@@ -28,7 +28,4 @@ def packed_forms(schema: WeightSchema, block: StandardBlock | None, numerics: Nu
         facing = rows // 2 if paired and fits(rows, depth, facing=rows // 2) else 0
         if fits(rows, depth, facing=facing):
             forms[weight.tied_to or name] = Weight.of(rows, depth, facing=facing)
-    if block is not None and refusal(block) is None:
-        shapes = Shapes.of(block)
-        forms["qkv"] = shapes.qkv
     return forms

@@ -15,10 +15,8 @@ from mlxcel.core.sampling import Sampler
 from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.drawing import Asked, LastDrawn
 from mlxcel_jax_cuda.forward import Read
-from mlxcel_jax_cuda.fused_decode import runs_fused
-from mlxcel_jax_cuda.launch import Launch, Launching, Shape
+from mlxcel_jax_cuda.launch import Launch, Launching
 from mlxcel_jax_cuda.model import Model
-from mlxcel_jax_cuda.standard_block import BlockWeights
 
 UNKNOWN = -1
 COPIES = 8
@@ -37,8 +35,7 @@ def _routes(running: Running) -> dict[str, int]:
 class Running:
     model: Model
     sampler: Sampler
-    leaves: storage.Leaves
-    block: BlockWeights | None  # the same weights, as fused launches read them
+    weights: Read
     launching: Launching
     kv: storage.Leaves
     last: LastDrawn
@@ -51,19 +48,15 @@ class Running:
     def layout(self) -> KVLayout:
         return self.model.layout
 
-    def weights(self, shape: Shape) -> Read:
-        """What a launch of this shape reads."""
-        return self.block if self.block is not None and runs_fused(self.model, shape) else self.leaves
-
     def for_forward(self, launch: Launch) -> tuple[Any, ...]:
         """The arguments of `forward`."""
         shape = launch.shape
-        return self.model, shape, self.weights(shape), self.kv, self.last.tokens, launch.buffer
+        return self.model, shape, self.weights, self.kv, self.last.tokens, launch.buffer
 
     def for_both(self, launch: Launch, asked: Asked) -> tuple[Any, ...]:
         """The arguments of `forward_and_draw`."""
         shape, buffer = launch.shape, np.concatenate([launch.buffer, asked.buffer])
-        return self.model, shape, asked.shape, self.weights(shape), self.kv, self.last, buffer
+        return self.model, shape, asked.shape, self.weights, self.kv, self.last, buffer
 
     def for_draw(self, asked: Asked, logits: jax.Array) -> tuple[Any, ...]:
         """The arguments of `draw`."""
@@ -71,11 +64,11 @@ class Running:
 
     def for_copies(self, copies: np.ndarray) -> tuple[Any, ...]:
         """The arguments of `storage.copy_pages`. copies int32 [N, 3], N at most COPIES."""
-        return self.layout, self.kv, storage.as_copies(copies, self.layout.pages, COPIES)
+        return self.model.kv, self.kv, storage.as_copies(copies, self.layout.pages, COPIES)
 
     def for_clearing(self, pages: np.ndarray, slot: np.int32) -> tuple[Any, ...]:
         """The arguments of `storage.clear_spoilt`."""
-        return self.layout, self.kv, pages, slot
+        return self.model.kv, self.kv, pages, slot
 
     def begin(self, launch: Launch) -> None:
         """Note where a row begins, with its first piece."""

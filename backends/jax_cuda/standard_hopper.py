@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import jax
 import jax.numpy as jnp
 
 from mlxcel.core.family import StandardBlock
-from mlxcel_jax_cuda.kernels.row_products_ends import Gate, Heads, Residual, Store
+from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
+from mlxcel_jax_cuda.kernels.layers import layer_operand
+from mlxcel_jax_cuda.kernels.row_products_ends import End, Gate, Heads, Residual, Store
 from mlxcel_jax_cuda.kernels.row_products_stream import stream
-from mlxcel_jax_cuda.kernels.row_products_weight import Weight
-from mlxcel_jax_cuda.standard_steps import Carried, LayerWeights, Rows
+from mlxcel_jax_cuda.standard_steps import NORM_BEHIND, Carried, Pools, Rows
 
 
 @attrs.frozen
@@ -24,40 +23,61 @@ class HopperSteps:
     def qkv(
         self,
         block: StandardBlock,
-        weight: Weight,
-        layer: LayerWeights,
+        shapes: Shapes,
+        weights: BlockWeights,
+        layer: int,
         carried: Carried,
         rows: Rows,
-        keys: jax.Array,
-        values: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        d, small = block.head_dim, [array for array in (layer.bias, layer.head_gains) if array is not None]
-        end = Heads(block.heads, block.kv_heads, d, block.qkv_bias, block.qk_norm, block.eps)
+        pools: Pools,
+    ) -> tuple[jax.Array, Pools]:
+        d, small = block.head_dim, [array for array in (weights.bias, weights.head_gains) if array is not None]
+        end = Heads(block.heads, block.kv_heads, d, block.qkv_bias, block.qk_norm, block.eps, block.layers)
         turns = [jnp.tile(table, (end.together, 1)) for table in (rows.cos, rows.sin)]
-        pools = [pool.reshape(*pool.shape[:3], 2, d // 2) for pool in (keys, values)]
-        extra = (*small, *turns, rows.page, rows.place, *pools)
-        q, *written = self._stream(layer.qkv, carried.scaled, carried.squares, extra, weight, end, block.eps)
-        queries = q.reshape(*q.shape[:3], d)
-        return queries, written[0].reshape(keys.shape), written[1].reshape(values.shape)
+        halves = [pool.reshape(*pool.shape[:3], 2, d // 2) for pool in pools]
+        extra = (*small, *turns, rows.page, rows.place, *halves)
+        x, squares = carried.scaled, carried.squares
+        q, *written = self._in_layer("qkv", shapes, weights, layer, x, squares, extra, end, block.eps)
+        keys, values = (array.reshape(pool.shape) for array, pool in zip(written, pools, strict=True))
+        return q.reshape(*q.shape[:3], d), (keys, values)
 
-    def residual(self, weight: Weight, tiles: jax.Array, x: jax.Array, old: jax.Array, gain: jax.Array) -> Carried:
-        return Carried(*self._stream(tiles, x, None, (old, gain), weight, Residual(), 0.0))
+    def residual(
+        self, group: str, shapes: Shapes, weights: BlockWeights, layer: int, x: jax.Array, old: jax.Array
+    ) -> Carried:
+        extra, end = (old, weights.gains), Residual(NORM_BEHIND[group])
+        return Carried(*self._in_layer(group, shapes, weights, layer, x, None, extra, end, 0.0))
 
-    def gated(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
-        return self._stream(tiles, carried.scaled, carried.squares, (), weight, Gate(), eps)[0]
+    def gated(self, shapes: Shapes, weights: BlockWeights, layer: int, carried: Carried, eps: float) -> jax.Array:
+        x, squares = carried.scaled, carried.squares
+        (hidden,) = self._in_layer("gate_up", shapes, weights, layer, x, squares, (), Gate(), eps)
+        return hidden
 
-    def logits(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
-        return self._stream(tiles, carried.scaled, carried.squares, (), weight, Store(jnp.float32), eps)[0]
+    def logits(self, shapes: Shapes, weights: BlockWeights, carried: Carried, eps: float) -> jax.Array:
+        made: tuple[jax.Array, ...] = stream(
+            weights.head,
+            carried.scaled,
+            carried.squares,
+            weight=shapes.unembed,
+            end=Store(jnp.float32),
+            eps=eps,
+            sms=self.sms,
+        )
+        return made[0]
 
-    def _stream(
+    def _in_layer(
         self,
-        tiles: jax.Array,
+        group: str,
+        shapes: Shapes,
+        weights: BlockWeights,
+        layer: int,
         x: jax.Array,
         squares: jax.Array | None,
         extra: tuple[jax.Array, ...],
-        weight: Weight,
-        end: Any,
+        end: End,
         eps: float,
     ) -> tuple[jax.Array, ...]:
-        made: tuple[jax.Array, ...] = stream(tiles, x, squares, extra, weight=weight, end=end, eps=eps, sms=self.sms)
+        weight, at = shapes[group], shapes.at(group)
+        number = layer_operand(layer)
+        made: tuple[jax.Array, ...] = stream(
+            weights.tiles, x, squares, extra, number, weight=weight, end=end, eps=eps, sms=self.sms, at=at
+        )
         return made

@@ -10,8 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from mlxcel.core.family import StandardBlock
-from mlxcel_jax_cuda.kernels.row_products_weight import Weight, natural_rows, paired_rows, product_reference
+from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
+from mlxcel_jax_cuda.kernels.row_products_weight import Weight, natural_rows, own_tiles, product_reference
 from mlxcel_jax_cuda.kernels.sizes import TILE
+
+Pools = tuple[jax.Array, jax.Array]
+"""Keys and values, [L * pages, K, page_size, d]: page p of layer l is l * pages + p."""
 
 
 class Carried(NamedTuple):
@@ -23,38 +27,6 @@ class Carried(NamedTuple):
     x: jax.Array  # [D, N] float32
     scaled: jax.Array  # [N, D] of the compute type: x * gain
     squares: jax.Array  # [D/64, N] float32: sums of x * x over 64 values each
-
-
-class LayerWeights(NamedTuple):
-    """The arrays of one layer: packed groups, gains of norms with their offset, and small arrays in kernel form."""
-
-    qkv: jax.Array
-    o: jax.Array
-    gate_up: jax.Array
-    down: jax.Array
-    attn_norm: jax.Array  # [D] float32
-    mlp_norm: jax.Array  # [D] float32
-    bias: jax.Array | None  # [F] float32 of qkv, in the order of its tiles
-    head_gains: jax.Array | None  # [2, 2, d/2] float32: of q and of k, the halves of a head apart
-
-    @classmethod
-    def of(
-        cls,
-        qkv: jax.Array,
-        o: jax.Array,
-        gate_up: jax.Array,
-        down: jax.Array,
-        *,
-        attn_norm: jax.Array,
-        mlp_norm: jax.Array,
-        bias: jax.Array | None,
-        head_gains: tuple[jax.Array, jax.Array] | None,
-        qkv_weight: Weight,
-    ) -> LayerWeights:
-        """bias [F] and head_gains ([d], [d]) in the family's order."""
-        paired = None if bias is None else paired_rows(bias, qkv_weight)
-        halves = None if head_gains is None else jnp.stack(head_gains).reshape(2, 2, -1)
-        return cls(qkv, o, gate_up, down, attn_norm, mlp_norm, paired, halves)
 
 
 class Rows(NamedTuple):
@@ -72,28 +44,34 @@ class Steps(Protocol):
     def qkv(
         self,
         block: StandardBlock,
-        weight: Weight,
-        layer: LayerWeights,
+        shapes: Shapes,
+        weights: BlockWeights,
+        layer: int,
         carried: Carried,
         rows: Rows,
-        keys: jax.Array,
-        values: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        pools: Pools,
+    ) -> tuple[jax.Array, Pools]:
         """q [N, K, C, d], the H/K heads of a KV head in the first of its C columns, C a multiple of 8, what is in the
-        others undefined; and the layer's pages with k and v of the rows' tokens."""
+        others undefined; and the pools with k and v of the rows' tokens on the layer's pages."""
         ...
 
-    def residual(self, weight: Weight, tiles: jax.Array, x: jax.Array, old: jax.Array, gain: jax.Array) -> Carried:
-        """old [F, N] + x [N, D] @ w.T, ready for the norm of `gain` [F]."""
+    def residual(
+        self, group: str, shapes: Shapes, weights: BlockWeights, layer: int, x: jax.Array, old: jax.Array
+    ) -> Carried:
+        """old [F, N] + x [N, D] @ w.T by "o" or "down", ready for the norm behind it."""
         ...
 
-    def gated(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
+    def gated(self, shapes: Shapes, weights: BlockWeights, layer: int, carried: Carried, eps: float) -> jax.Array:
         """silu(gate) * up of the norm, [N, F/2]."""
         ...
 
-    def logits(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
+    def logits(self, shapes: Shapes, weights: BlockWeights, carried: Carried, eps: float) -> jax.Array:
         """float32 [N, V] of the norm."""
         ...
+
+
+NORM_BEHIND = {"o": 1, "down": 2}
+"""Which of the gains is that of the next norm: 2 layer + so many."""
 
 
 @attrs.frozen
@@ -103,40 +81,49 @@ class PlainSteps:
     def qkv(
         self,
         block: StandardBlock,
-        weight: Weight,
-        layer: LayerWeights,
+        shapes: Shapes,
+        weights: BlockWeights,
+        layer: int,
         carried: Carried,
         rows: Rows,
-        keys: jax.Array,
-        values: jax.Array,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        y = _normed_product(weight, layer.qkv, carried, block.eps)
-        if layer.bias is not None:
-            y = y + natural_rows(layer.bias, weight)
+        pools: Pools,
+    ) -> tuple[jax.Array, Pools]:
+        weight = shapes.qkv
+        tiles = own_tiles(weights.tiles, weight, layer, shapes.at("qkv"))
+        y = _normed_product(weight, tiles, carried, block.eps)
+        if weights.bias is not None:
+            y = y + natural_rows(weights.bias[layer], weight)
         H, K, d = block.heads, block.kv_heads, block.head_dim
         heads = y.reshape(len(y), H + 2 * K, 2, d // 2)
         q, k, v = heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
-        if layer.head_gains is not None:
-            q, k = (_head_norm(x, gain, block.eps) for x, gain in zip((q, k), layer.head_gains, strict=True))
-        q, k = (_turned(x, rows).reshape(len(y), -1, d).astype(keys.dtype) for x in (q, k))
-        v = v.reshape(len(y), K, d).astype(values.dtype)
-        page = jnp.where(rows.page < 0, len(keys), rows.page)
-        keys, values = (pool.at[page, :, rows.place].set(x, mode="drop") for pool, x in ((keys, k), (values, v)))
+        if weights.head_gains is not None:
+            gains = weights.head_gains[layer]
+            q, k = (_head_norm(x, gain, block.eps) for x, gain in zip((q, k), gains, strict=True))
+        q, k = (_turned(x, rows).reshape(len(y), -1, d).astype(pools[0].dtype) for x in (q, k))
+        v = v.reshape(len(y), K, d).astype(q.dtype)
+        first = layer * (len(pools[0]) // block.layers)
+        page = jnp.where(rows.page < 0, len(pools[0]), first + rows.page)
+        keys, values = (pool.at[page, :, rows.place].set(x, mode="drop") for pool, x in zip(pools, (k, v), strict=True))
         group = H // K
         columns = jnp.pad(q.reshape(len(q), K, group, d), ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
-        return columns, keys, values
+        return columns, (keys, values)
 
-    def residual(self, weight: Weight, tiles: jax.Array, x: jax.Array, old: jax.Array, gain: jax.Array) -> Carried:
-        new = old + product_reference(tiles, x, weight).T
+    def residual(
+        self, group: str, shapes: Shapes, weights: BlockWeights, layer: int, x: jax.Array, old: jax.Array
+    ) -> Carried:
+        gain = weights.gains[2 * layer + NORM_BEHIND[group]]
+        tiles = own_tiles(weights.tiles, shapes[group], layer, shapes.at(group))
+        new = old + product_reference(tiles, x, shapes[group]).T
         squares = (new * new).reshape(-1, TILE, new.shape[1]).sum(axis=1)
         return Carried(new, (new * gain[:, None]).T.astype(x.dtype), squares)
 
-    def gated(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
-        gate, up = jnp.split(_normed_product(weight, tiles, carried, eps), 2, axis=1)
+    def gated(self, shapes: Shapes, weights: BlockWeights, layer: int, carried: Carried, eps: float) -> jax.Array:
+        tiles = own_tiles(weights.tiles, shapes.gate_up, layer, shapes.at("gate_up"))
+        gate, up = jnp.split(_normed_product(shapes.gate_up, tiles, carried, eps), 2, axis=1)
         return (jax.nn.silu(gate) * up).astype(carried.scaled.dtype)
 
-    def logits(self, weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:
-        return _normed_product(weight, tiles, carried, eps)
+    def logits(self, shapes: Shapes, weights: BlockWeights, carried: Carried, eps: float) -> jax.Array:
+        return _normed_product(shapes.unembed, weights.head, carried, eps)
 
 
 def _normed_product(weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:

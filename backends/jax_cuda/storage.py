@@ -18,15 +18,32 @@ from mlxcel_jax_cuda.numerics import Numerics
 Leaves = tuple[jax.Array, ...]
 
 
-def make_storage(layout: KVLayout, numerics: Numerics) -> Leaves:
+@attrs.frozen(cache_hash=True)
+class KVArrays:
+    """Which arrays hold the KV of an engine. Where a model's layers are `stacked`, which all keep every position, there
+    are two in all: page p of layer l is page l * pages + p of them."""
+
+    layout: KVLayout
+    stacked: bool
+
+    @property
+    def layers(self) -> int:
+        """Of an array of full layers."""
+        return len(self.layout.spec.layers) if self.stacked else 1
+
+
+def make_storage(arrays: KVArrays, numerics: Numerics) -> Leaves:
     """Zeros for every layer in turn: keys [pages, K, page_size, dk] and values of a full layer, keys
-    [slots, K, ring, dk] and values of one with a window, arrays [2, slots, …] float32 of a recurrent one."""
+    [slots, K, ring, dk] and values of one with a window, arrays [2, slots, …] float32 of a recurrent one. Of stacked
+    layers keys [L * pages, K, page_size, dk] and values."""
     made: list[jax.Array] = []
-    for kv in layout.spec.layers:
+    layout, layers = arrays.layout, arrays.layout.spec.layers
+    for kv in layers[:: arrays.layers]:
         if isinstance(kv, RecurrentKV):
             made += [jnp.zeros((2, layout.slots, *shape), jnp.float32) for shape in kv.shapes]
         else:
             count, size = _pages(layout, kv)
+            count *= arrays.layers
             made += [jnp.zeros((count, kv.kv_heads, size, dim), numerics.compute) for dim in (kv.k_dim, kv.v_dim)]
     return tuple(made)
 
@@ -40,38 +57,55 @@ def _pages(layout: KVLayout, kv: FullKV | SlidingKV) -> tuple[int, int]:
 
 @attrs.frozen
 class LayerPlace:
-    """Where the leaves of a layer are among all of them."""
+    """Where the leaves of a layer are among all of them; and which of the layers it is that they hold, where they hold
+    `layers` of so many `pages`."""
 
     kv: LayerKV
     first: int
     count: int
+    layer: int | None = None
+    layers: int = 1
+    pages: int = 0
+
+    def own_tables(self, fields: Fields) -> jax.Array:
+        """int32 [S, P], the pages of each row, by their numbers in a layer. A ring is one page, that of the slot."""
+        tables: jax.Array = fields.slots[:, None] if isinstance(self.kv, SlidingKV) else fields.page_tables
+        return tables
+
+    def tables(self, fields: Fields) -> jax.Array:
+        """The same by their numbers in the leaves."""
+        tables = self.own_tables(fields)
+        return jnp.where(tables < 0, tables, tables + self.layer * self.pages) if self.layer else tables
 
 
 @functools.lru_cache(maxsize=64)
-def places(layout: KVLayout) -> tuple[LayerPlace, ...]:
+def places(arrays: KVArrays) -> tuple[LayerPlace, ...]:
     """One entry a layer."""
+    layout, layers = arrays.layout, arrays.layout.spec.layers
+    if arrays.stacked:
+        return tuple(LayerPlace(kv, 0, 2, layer, len(layers), layout.pages) for layer, kv in enumerate(layers))
     found, first = [], 0
-    for kv in layout.spec.layers:
+    for kv in layers:
         count = len(kv.shapes) if isinstance(kv, RecurrentKV) else 2
         found.append(LayerPlace(kv, first, count))
         first += count
     return tuple(found)
 
 
-def full_leaves(layout: KVLayout) -> list[int]:
-    """Places of the keys and values of each full layer in turn."""
-    return [p.first + i for p in places(layout) if isinstance(p.kv, FullKV) for i in (0, 1)]
+def full_leaves(arrays: KVArrays) -> tuple[int, ...]:
+    """Places of the keys and values of each full layer in turn, or of all that are stacked."""
+    firsts = dict.fromkeys(place.first for place in places(arrays) if isinstance(place.kv, FullKV))
+    return tuple(first + i for first in firsts for i in (0, 1))
 
 
-def ring_leaves(layout: KVLayout) -> list[int]:
+def ring_leaves(arrays: KVArrays) -> tuple[int, ...]:
     """Places of the keys and values of each layer with a window in turn."""
-    return [p.first + i for p in places(layout) if isinstance(p.kv, SlidingKV) for i in (0, 1)]
+    return tuple(p.first + i for p in places(arrays) if isinstance(p.kv, SlidingKV) for i in (0, 1))
 
 
-def tables_of(kv: FullKV | SlidingKV, fields: Fields) -> jax.Array:
-    """int32 [S, P], the pages of each row in a layer of this kind. A ring is one page, that of the slot."""
-    tables: jax.Array = fields.page_tables if isinstance(kv, FullKV) else fields.slots[:, None]
-    return tables
+def by_layer(arrays: KVArrays, pages: jax.Array) -> jax.Array:
+    """Pages [L * pages, …] of full layers as [L, pages, …]."""
+    return pages.reshape(arrays.layers, -1, *pages.shape[1:])
 
 
 def write(pages: jax.Array, tables: jax.Array, positions: jax.Array, values: jax.Array) -> jax.Array:
@@ -106,34 +140,38 @@ def block(pages: jax.Array, table: jax.Array, number: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def copy_pages(layout: KVLayout, leaves: Leaves, copies: jax.Array) -> Leaves:
+def copy_pages(arrays: KVArrays, leaves: Leaves, copies: jax.Array) -> Leaves:
     """copies int32 [N, 3], (from, to, positions): the first positions of a page, in every full layer. A `to` behind the
     last page copies nothing."""
     source, target, count = copies[:, 0], copies[:, 1], copies[:, 2]
     changed = list(leaves)
-    for place in full_leaves(layout):
-        pages = leaves[place]
-        fresh = jnp.arange(pages.shape[2])[None, None, :, None] < count[:, None, None, None]
-        kept = jnp.where(fresh, pages[source], pages.at[target].get(mode="clip"))
-        changed[place] = pages.at[target].set(kept, mode="drop", wrap_negative_indices=False)
+    for place in full_leaves(arrays):
+        pages = by_layer(arrays, leaves[place])
+        fresh = jnp.arange(pages.shape[3])[:, None] < count[:, None, None, None]
+        kept = jnp.where(fresh, pages[:, source], pages.at[:, target].get(mode="clip"))
+        # Apart from the write, which else is one with the reads and done in a copy of all pages.
+        kept = lax.optimization_barrier(kept)  # type: ignore[no-untyped-call]
+        written = pages.at[:, target].set(kept, mode="drop", wrap_negative_indices=False)
+        changed[place] = written.reshape(leaves[place].shape)
     return tuple(changed)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def clear_spoilt(layout: KVLayout, leaves: Leaves, pages: jax.Array, slot: jax.Array) -> Leaves:
+def clear_spoilt(arrays: KVArrays, leaves: Leaves, pages: jax.Array, slot: jax.Array) -> Leaves:
     """What is not finite becomes 0: on the pages of a row, int32 [P] with -1 behind the last, and in the rings and the
     state of its slot, which may lie behind the last one. One page after the other, so that it takes no memory."""
-    full = full_leaves(layout)
+    full = full_leaves(arrays)
 
     def page(number: jax.Array, chosen: Leaves) -> Leaves:
         at = pages[number]
-        return tuple(lax.dynamic_update_slice_in_dim(c, _finite(c[at][None]), at, 0) for c in chosen)
+        return tuple(lax.dynamic_update_slice_in_dim(c, _finite(c[:, at][:, None]), at, 1) for c in chosen)
 
     changed = list(leaves)
-    cleared = lax.fori_loop(0, jnp.sum(pages >= 0), page, tuple(leaves[place] for place in full))
+    chosen = tuple(by_layer(arrays, leaves[place]) for place in full)
+    cleared = lax.fori_loop(0, jnp.sum(pages >= 0), page, chosen)
     for place, leaf in zip(full, cleared, strict=True):
-        changed[place] = leaf
-    for each in places(layout):
+        changed[place] = leaf.reshape(leaves[place].shape)
+    for each in places(arrays):
         for place in range(each.first, each.first + each.count):
             if not isinstance(each.kv, FullKV):
                 where = changed[place].at[(slice(None), slot) if isinstance(each.kv, RecurrentKV) else slot]
@@ -146,17 +184,49 @@ def _finite(values: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def take(places_: tuple[int, ...], leaves: Leaves, rows: jax.Array) -> Leaves:
-    """Rows of the first axis of some leaves."""
-    return tuple(leaves[place][rows] for place in places_)
+def take_rings(arrays: KVArrays, leaves: Leaves, slot: jax.Array) -> Leaves:
+    """The rings of a slot, int32 [1]: keys and values [1, K, ring, d] of each layer that has one."""
+    return tuple(leaves[place][slot] for place in ring_leaves(arrays))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def put(places_: tuple[int, ...], leaves: Leaves, rows: jax.Array, values: Leaves) -> Leaves:
+def put_rings(arrays: KVArrays, leaves: Leaves, slot: jax.Array, values: Leaves) -> Leaves:
     """The other way."""
     changed = list(leaves)
-    for place, value in zip(places_, values, strict=True):
-        changed[place] = leaves[place].at[rows].set(value.astype(leaves[place].dtype))
+    for place, value in zip(ring_leaves(arrays), values, strict=True):
+        changed[place] = leaves[place].at[slot].set(value.astype(leaves[place].dtype))
+    return tuple(changed)
+
+
+def pages_to_host(arrays: KVArrays, leaves: Leaves, pages: np.ndarray) -> list[np.ndarray]:
+    """These pages, int32 [N]: keys and values [N, K, page_size, d] of each full layer in turn."""
+    taken = [np.asarray(array) for array in _take_pages(arrays, leaves, pages)]
+    pairs = zip(taken[::2], taken[1::2], strict=True)
+    return [array[layer] for pair in pairs for layer in range(arrays.layers) for array in pair]
+
+
+def pages_from_host(arrays: KVArrays, leaves: Leaves, pages: np.ndarray, values: Sequence[np.ndarray]) -> Leaves:
+    """The leaves with such values on these pages; they are donated."""
+    joined: list[jax.Array] = []
+    for first in range(0, len(values), 2 * arrays.layers):
+        own = values[first : first + 2 * arrays.layers]
+        joined += [jnp.asarray(np.stack(own[::2])), jnp.asarray(np.stack(own[1::2]))]
+    put: Leaves = _put_pages(arrays, leaves, pages, tuple(joined))
+    return put
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _take_pages(arrays: KVArrays, leaves: Leaves, pages: jax.Array) -> Leaves:
+    """[L, N, K, page_size, d], by one gather for all layers of an array."""
+    return tuple(by_layer(arrays, leaves[place])[:, pages] for place in full_leaves(arrays))
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _put_pages(arrays: KVArrays, leaves: Leaves, pages: jax.Array, values: Leaves) -> Leaves:
+    changed = list(leaves)
+    for place, value in zip(full_leaves(arrays), values, strict=True):
+        written = by_layer(arrays, leaves[place]).at[:, pages].set(value.astype(leaves[place].dtype))
+        changed[place] = written.reshape(leaves[place].shape)
     return tuple(changed)
 
 
@@ -173,7 +243,3 @@ def as_copies(copies: np.ndarray, pages: int, width: int) -> np.ndarray:
     padded[:, 1] = pages
     padded[: len(copies)] = copies
     return padded
-
-
-def host_arrays(arrays: Sequence[jax.Array]) -> list[np.ndarray]:
-    return [np.asarray(array) for array in arrays]

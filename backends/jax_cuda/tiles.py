@@ -7,6 +7,8 @@ of them by construction, in whatever way XLA fuses and orders what is inside (le
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -22,7 +24,7 @@ _Carried = tuple[Leaves, jax.Array, jax.Array | None]
 
 
 def forward_by_tiles(
-    model: Model, shape: Shape, fields: Fields, token_ids: jax.Array, weights: Leaves, kv: Leaves
+    model: Model, shape: Shape, fields: Fields, token_ids: jax.Array, weights: Any, kv: Leaves
 ) -> tuple[Leaves, jax.Array, jax.Array | None]:
     """As the forward of a launch: the KV as it leaves it, logits float32 [R, V], and where layers are watched int32 [T]
     of each token. token_ids int32 [T].

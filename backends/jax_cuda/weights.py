@@ -12,9 +12,11 @@ import numpy as np
 from flax import nnx
 
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import WeightSchema, WeightSpec
+from mlxcel.core.family import StandardBlock, WeightSchema, WeightSpec
 from mlxcel.core.source import Progress
 from mlxcel.tensor_check import check_tensors
+from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights
+from mlxcel_jax_cuda.block_loading import BlockLoading
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight, pack
 from mlxcel_jax_cuda.numerics import Numerics
 
@@ -42,14 +44,14 @@ class WeightIndex:
 
 @attrs.frozen(eq=False)
 class Weights:
-    """What a forward reads."""
+    """What a forward reads: leaves by their places, or the arrays of a standard block."""
 
-    index: WeightIndex
-    leaves: tuple[jax.Array, ...]
+    index: WeightIndex | BlockIndex
+    arrays: tuple[jax.Array, ...] | BlockWeights
 
     @property
     def nbytes(self) -> int:
-        return sum(leaf.nbytes for leaf in self.leaves)
+        return sum(array.nbytes for array in self.arrays if array is not None)
 
 
 class Tree(nnx.Module):
@@ -81,13 +83,54 @@ def load_weights(
     progress: Progress,
     forms: Mapping[str, Weight],
 ) -> Weights:
-    """Read every weight once, a group at a time, so that the host holds one group in float32. Groups of `forms` are
-    packed on the device. CheckpointError names all tensors that are missing, and each that has another shape."""
+    """Groups of `forms` are packed on the device. CheckpointError names all tensors that are missing, and each that has
+    another shape."""
+    tree, sizes = Tree(schema.layers), {}
+    for group, parts in _read_groups(schema, checkpoint, progress):
+        member = group.members[0]
+        placed = _placed(_joined_rows(parts), _dtype(member, numerics), device)
+        if group.name in forms:
+            placed = pack(placed, forms[group.name])
+        tree.put(group.name, group.layer, placed, member.axes)
+        sizes[group.name, group.layer or 0] = tuple(len(part) for part in parts)
+    return _split(schema, tree, sizes, forms)
+
+
+def load_block(
+    schema: WeightSchema,
+    block: StandardBlock,
+    checkpoint: Checkpoint,
+    numerics: Numerics,
+    device: jax.Device,
+    progress: Progress,
+) -> Weights:
+    """A standard block, in its few arrays. CheckpointError as `load_weights`."""
+    loading = BlockLoading(block, tied=schema["unembed"].tied_to is not None, dtype=numerics.compute, device=device)
+    biases: dict[str, np.ndarray] = {}
+    for group, parts in _read_groups(schema, checkpoint, progress):
+        layer, of = group.layer or 0, group.members[0].bias_of
+        if of is None:
+            loading.put(group.name, layer, _joined_rows(parts))
+            continue
+        biases[of] = parts[0]
+        if len(biases) == len(schema.group("qkv")):  # those of a layer come together
+            loading.put("qkv_bias", layer, np.concatenate([biases.pop(member.name) for member in schema.group("qkv")]))
+    return Weights(BlockIndex.of(block), loading.done())
+
+
+def _joined_rows(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _read_groups(
+    schema: WeightSchema, checkpoint: Checkpoint, progress: Progress
+) -> Iterator[tuple[_Group, list[np.ndarray]]]:
+    """Every weight once, a group at a time, so that the host holds one group in float32."""
     check_tensors(schema, checkpoint)
     tensors: dict[tuple[str, int], list[tuple[str, int | None]]] = {}
     for tensor, place in schema.tensor_names(checkpoint.naming).items():
         tensors.setdefault((place.weight.name, place.layer), []).append((tensor, place.expert))
-    tree, sizes, done = Tree(schema.layers), {}, 0
+    done = 0
     progress.start("load", sum(map(len, tensors.values())), "tensors")
     for group in _groups(schema):
         parts = []
@@ -95,15 +138,8 @@ def load_weights(
             parts.append(_read(weight, tensors[weight.name, group.layer or 0], checkpoint))
             done += len(tensors[weight.name, group.layer or 0])
             progress.advance(done)
-        values = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        member = group.members[0]
-        placed = _placed(values, _dtype(member, numerics), device)
-        if group.name in forms:
-            placed = pack(placed, forms[group.name])
-        tree.put(group.name, group.layer, placed, member.axes)
-        sizes[group.name, group.layer or 0] = tuple(len(part) for part in parts)
+        yield group, parts
     progress.finish()
-    return _split(schema, tree, sizes, forms)
 
 
 def _groups(schema: WeightSchema) -> Iterator[_Group]:

@@ -1,48 +1,51 @@
 """Row products and the decode forward of a standard block on the GPU: bits in every company, errors, times, launches.
 
-    python row_products_check.py COMMIT [SECTION ...]     # bits steps company decode sweep; all but sweep unless named
+    python row_products_check.py COMMIT [SECTION ...] [--seconds 150]
 
-Each section has a time limit, after which the process ends: a kernel that hangs leaves no traceback of its own. Writes
-a JSON record to $OUT, if it is set, after every section; a short table comes last. mlxcel and mlxcel_jax_cuda must be
-importable.
+Sections: bits decode steps company more-bits sweep; all but sweep unless named. Checks run in the order of their value,
+see `checks`; none begins behind --seconds, and what is left out is named. A check has a limit, after which the process
+ends: a kernel that hangs leaves no traceback of its own. Writes a JSON record to $OUT, if it is set, after every row; a
+short table comes last. mlxcel and mlxcel_jax_cuda must be importable.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import os
-import pathlib
 import re
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
+from checklist import Check, Checklist, arguments, compile_all, facts, out_file
 from jax import lax
 
 from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda import standard_block
+from mlxcel_jax_cuda.block_arrays import IN_LAYERS, BlockWeights, Shapes
 from mlxcel_jax_cuda.kernel_attention import KernelAttention
 from mlxcel_jax_cuda.kernels import row_products_sweep
 from mlxcel_jax_cuda.kernels.row_products import columns_for, gated_product, gated_reference, row_product
 from mlxcel_jax_cuda.kernels.row_products_sweep import EARLY, WEIGHTS, draw, timed
 from mlxcel_jax_cuda.kernels.row_products_weight import product_reference
 from mlxcel_jax_cuda.launch import Fields
-from mlxcel_jax_cuda.standard_block import BlockWeights, Shapes
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
-from mlxcel_jax_cuda.standard_steps import Carried, LayerWeights, PlainSteps
+from mlxcel_jax_cuda.standard_steps import Carried, PlainSteps, Pools
 
-SECTION_SECONDS = 150
-TOKENS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 129, 200, 256, 300, 512)
+CHECK_SECONDS = 150
+FIRST_TOKENS = (1, 8, 9, 17, 64, 65, 256)
+"""One of every launch there is, about."""
+TOKENS = (2, 7, 15, 16, 31, 32, 33, 63, 100, 128, 129, 200, 300, 512)
+HEAD_TOKENS, MORE_HEAD_TOKENS = (1, 16, 64), (32,)
 BF16_ERROR, F32_ERROR = 4e-3, 2e-5
 """Relative, of norms: results rounded to bf16 from sums that are equal up to their order; and the sums themselves."""
 PAGE_SIZE, PAGES_A_ROW, REQUESTS = 128, 4, 40
+PAGES = PAGES_A_ROW * REQUESTS
 BLANK = 2**-7
 """What pages hold before: a write to a wrong place shows."""
 
@@ -95,56 +98,55 @@ def error(found: Any, exact: Any) -> float:
 
 def random_weights(block: StandardBlock, seed: int = 1) -> BlockWeights:
     """Packed bf16 weights of variance 1 / depth; norms around 1."""
-    shapes, D = Shapes.of(block), block.hidden
+    shapes, L, D, d = Shapes.of(block), block.layers, block.hidden, block.head_dim
     seeds = iter(range(seed, seed + 10000))
 
     def matrix(weight: Any) -> jax.Array:
         return draw(next(seeds), weight.packed_shape, weight.depth**-0.5)
 
-    def vector(size: int, around: float) -> jax.Array:
-        return around + 0.1 * draw(next(seeds), (size,), 1.0).astype(jnp.float32)
+    def small(size: tuple[int, ...], around: float) -> jax.Array:
+        return around + 0.1 * draw(next(seeds), size, 1.0).astype(jnp.float32)
 
-    def layer() -> LayerWeights:
-        d = block.head_dim
-        return LayerWeights.of(
-            *(matrix(weight) for weight in (shapes.qkv, shapes.o, shapes.gate_up, shapes.down)),
-            attn_norm=vector(D, 1.0),
-            mlp_norm=vector(D, 1.0),
-            bias=vector(shapes.qkv.rows, 0.0) if block.qkv_bias else None,
-            head_gains=(vector(d, 1.0), vector(d, 1.0)) if block.qk_norm else None,
-            qkv_weight=shapes.qkv,
-        )
-
-    head = matrix(shapes.unembed)
-    return BlockWeights(head, head, vector(D, 1.0), tuple(layer() for _ in range(block.layers)))
+    tiles = [matrix(shapes[group]) for _ in range(L) for group in IN_LAYERS]
+    return BlockWeights(
+        tiles=jnp.concatenate(tiles),
+        head=matrix(shapes.unembed),
+        gains=small((2 * L + 1, D), 1.0),
+        embed=None,
+        bias=small((L, shapes.qkv.rows), 0.0) if block.qkv_bias else None,
+        head_gains=small((L, 2, 2, d // 2), 1.0) if block.qk_norm else None,
+    )
 
 
-def check_bits(shape: str, name: str) -> dict[str, Any]:
+def check_bits(shape: str, name: str, tokens: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Rows in every company, in shuffled places, against each row in the smallest launch."""
     weight = WEIGHTS[shape][name]
     gated, dtype = name == "gate_up", jnp.float32 if name == "unembed" else jnp.bfloat16
     tiles, x = draw(1, weight.packed_shape), draw(2, (512, weight.depth), 1.0)
 
-    def product(rows: jax.Array, columns: int) -> jax.Array:
+    def product(tiles: jax.Array, rows: jax.Array, columns: int) -> jax.Array:
         if gated:
             return gated_product(tiles, rows, weight, columns=columns)
         return row_product(tiles, rows, weight, columns=columns, dtype=dtype)
 
-    run = jax.jit(product, static_argnums=1)
-    alone = jnp.concatenate([run(x[i : i + 8], 8) for i in range(0, 64, 8)])
-    shuffled, wrong, cases = np.random.default_rng(7), [], 0
-    tokens = TOKENS if name != "unembed" else (1, 16, 32, 64)
+    run = jax.jit(product, static_argnums=2)
     by_columns = [(count, columns_for(count, weight)) for count in tokens]
-    by_columns += [(512, 64), (512, 128)] if name == "gate_up" else []
+    by_columns += [(512, 64), (512, 128)] if gated and 512 in tokens else []
+    whole = {(count, columns): -(-count // columns) * columns for count, columns in by_columns}
+    launched = {(8, 8), *((size, columns) for (_, columns), size in whole.items())}
+    compile_all(run.lower(tiles, x[:size], columns) for size, columns in sorted(launched))
+    alone = jnp.concatenate([run(tiles, x[i : i + 8], 8) for i in range(0, 64, 8)])
+    shuffled, wrong = np.random.default_rng(7), []
     for count, columns in by_columns:
-        whole = -(-count // columns) * columns
-        rows = shuffled.integers(64, size=whole)
-        y = run(x[:64][rows], columns)[:count]
-        cases += 1
+        rows = shuffled.integers(64, size=whole[count, columns])
+        y = run(tiles, x[:64][rows], columns)[:count]
         if not bool(((y == alone[rows[:count]]) & jnp.isfinite(y)).all()):
             wrong.append(f"T={count} N={columns}")
     exact = (gated_reference if gated else product_reference)(tiles, x[:64], weight)
-    return {"shape": shape, "weight": name, "companies": cases, "differ": wrong, "error": error(alone, exact)}
+    yield {
+        "shape": shape, "weight": name, "companies": len(by_columns), "tokens": list(tokens), "differ": wrong,
+        "error": error(alone, exact),
+    }  # fmt: skip
 
 
 def place_rows(block: StandardBlock, rows: np.ndarray, count: int, shuffle: int) -> dict[str, Any]:
@@ -159,9 +161,9 @@ def place_rows(block: StandardBlock, rows: np.ndarray, count: int, shuffle: int)
     return {"places": chosen, "ids": ids, "positions": positions, "tables": tables}
 
 
-def pools_of(block: StandardBlock, dtype: Any = jnp.bfloat16) -> tuple[jax.Array, ...]:
-    shape = (PAGES_A_ROW * REQUESTS, block.kv_heads, PAGE_SIZE, block.head_dim)
-    return tuple(jnp.full(shape, BLANK, dtype) for _ in range(2 * block.layers))
+def pools_of(block: StandardBlock, dtype: Any = jnp.bfloat16) -> Pools:
+    shape = (block.layers * PAGES, block.kv_heads, PAGE_SIZE, block.head_dim)
+    return jnp.full(shape, BLANK, dtype), jnp.full(shape, BLANK, dtype)
 
 
 def mix_own(block: StandardBlock, positions: jax.Array, tables: jax.Array) -> standard_block.Attend:
@@ -169,8 +171,9 @@ def mix_own(block: StandardBlock, positions: jax.Array, tables: jax.Array) -> st
     place = jnp.maximum(positions, 0)
     page = jnp.maximum(jnp.take_along_axis(tables, (place // PAGE_SIZE)[:, None], axis=1)[:, 0], 0)
 
-    def attend(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-        own = keys[page, :, place % PAGE_SIZE] + values[page, :, place % PAGE_SIZE]
+    def attend(q: jax.Array, pools: Pools, layer: int) -> jax.Array:
+        keys, values = (pool[layer * PAGES + page, :, place % PAGE_SIZE] for pool in pools)
+        own = keys + values
         own = jnp.where((positions >= 0)[:, None, None], own, 0)
         heads = q[:, :, : block.heads // block.kv_heads] + own[:, :, None]
         return heads.reshape(len(q), -1).astype(q.dtype)
@@ -184,15 +187,15 @@ def runner(block: StandardBlock, steps: Any, attention: str = "own", options: di
     shapes, group = Shapes.of(block), block.heads // block.kv_heads
 
     def call(pools: Any, weights: BlockWeights, ids: jax.Array, positions: jax.Array, tables: jax.Array) -> Any:
-        def constant(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+        def constant(q: jax.Array, pools: Pools, layer: int) -> jax.Array:
             return jnp.ones((len(q), block.heads * block.head_dim), q.dtype)
 
         lens = positions + 1
         fields = Fields(ids[:, None], positions[:, None], lens, lens, lens, lens, lens, tables)
         kernels = KernelAttention(fields, jax.devices()[0].core_count)
 
-        def by_kernels(q: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
-            mixed = kernels.attend_columns(q, keys, values, group=group, scale=block.scale)
+        def by_kernels(q: jax.Array, pools: Pools, layer: int) -> jax.Array:
+            mixed = kernels.attend_columns(q, *pools, layer=layer, layers=block.layers, group=group, scale=block.scale)
             return mixed.reshape(len(q), -1)
 
         attend = {"constant": constant, "kernels": by_kernels, "own": mix_own(block, positions, tables)}[attention]
@@ -202,14 +205,14 @@ def runner(block: StandardBlock, steps: Any, attention: str = "own", options: di
 
 
 def check_steps(name: str, columns: int) -> list[dict[str, Any]]:
-    """Each launch of a layer against its formula, from the same bf16 inputs."""
-    block = attrs.evolve(BLOCKS[name], layers=1)
+    """Each launch of the second of two layers against its formula, from the same bf16 inputs."""
+    block, at = attrs.evolve(BLOCKS[name], layers=2), 1
     shapes, weights = Shapes.of(block), random_weights(block)
-    layer, D = weights.layers[0], block.hidden
+    D = block.hidden
     rows = place_rows(block, np.arange(columns - 1), columns, 3)
     where = standard_block.rows_of(block, jnp.asarray(rows["positions"]), jnp.asarray(rows["tables"]), PAGE_SIZE)
     x = draw(5, (columns, D), 1.0).astype(jnp.float32)
-    carried: Carried = standard_block.begin(x, layer.attn_norm, jnp.bfloat16)
+    carried: Carried = standard_block.begin(x, weights.gains[2 * at], jnp.bfloat16)
     hopper, plain = HopperSteps(jax.devices()[0].core_count), PlainSteps()
     o_in, down_in = draw(6, (columns, shapes.o.depth), 1.0), draw(7, (columns, shapes.down.depth), 1.0)
     found: list[dict[str, Any]] = []
@@ -224,13 +227,13 @@ def check_steps(name: str, columns: int) -> list[dict[str, Any]]:
 
         @jax.jit
         def all_steps(pools: Any, weights: BlockWeights, carried: Carried) -> Any:
-            layer = weights.layers[0]
+            q, (keys, values) = steps.qkv(block, shapes, weights, at, carried, where, pools)
             return (
-                steps.qkv(block, shapes.qkv, layer, carried, where, *pools),
-                steps.residual(shapes.o, layer.o, o_in, carried.x, layer.mlp_norm),
-                steps.gated(shapes.gate_up, layer.gate_up, carried, block.eps),
-                steps.residual(shapes.down, layer.down, down_in, carried.x, layer.attn_norm),
-                steps.logits(shapes.unembed, weights.unembed, carried, block.eps),
+                (q, keys[at * PAGES :], values[at * PAGES :], keys[: at * PAGES]),
+                steps.residual("o", shapes, weights, at, o_in, carried.x),
+                steps.gated(shapes, weights, at, carried, block.eps),
+                steps.residual("down", shapes, weights, at, down_in, carried.x),
+                steps.logits(shapes, weights, carried, block.eps),
             )
 
         return all_steps(pools, weights, carried)
@@ -245,6 +248,8 @@ def check_steps(name: str, columns: int) -> list[dict[str, Any]]:
         written = jnp.zeros(mine.shape, bool).at[page, :, place].set(True)
         untouched = bool((jnp.where(written, BLANK, mine) == BLANK).all())
         found.append({"shape": name, "N": columns, "step": f"{what} elsewhere", "error": 0.0, "right": untouched})
+    untouched = bool((ours[0][3] == BLANK).all())
+    found.append({"shape": name, "N": columns, "step": "k of the other layer", "error": 0.0, "right": untouched})
     for what, mine, theirs in (("o", ours[1], exact[1]), ("down", ours[3], exact[3])):
         for part, a, b in zip(Carried._fields, mine, theirs, strict=True):
             compare(f"{what}, {part}", a, b)
@@ -253,21 +258,36 @@ def check_steps(name: str, columns: int) -> list[dict[str, Any]]:
     return found
 
 
-def check_company(name: str) -> dict[str, Any]:
+def check_company(name: str) -> Iterator[dict[str, Any]]:
     """Bits of rows among 8, 16 and 32 and alone, in shuffled places, through two layers; error against float32."""
     block = attrs.evolve(BLOCKS[name], layers=2)
     weights, run = random_weights(block), runner(block, HopperSteps(jax.devices()[0].core_count))
+    exactly, plainly = runner(block, PlainSteps()), runner(block, PlainSteps())
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
+
+    def placed_arguments(rows: np.ndarray, count: int, shuffle: int) -> tuple[dict[str, Any], list[jax.Array]]:
+        placed = place_rows(block, rows, count, shuffle)
+        return placed, [jnp.asarray(placed[key]) for key in ("ids", "positions", "tables")]
+
+    eight = placed_arguments(np.arange(8), 8, 0)[1]
+    lowered = [
+        run.lower(pools_of(block), weights, *placed_arguments(np.arange(count), count, 0)[1]) for count in (8, 16, 32)
+    ]
+    lowered += [
+        exactly.lower(pools_of(block, jnp.float32), wide, *eight),
+        plainly.lower(pools_of(block), weights, *eight),
+    ]
+    compile_all(lowered)
     kept: dict[int, tuple[np.ndarray, ...]] = {}
     wrong, cases = [], 0
 
     def company(rows: np.ndarray, count: int, shuffle: int) -> None:
         nonlocal cases
-        placed = place_rows(block, rows, count, shuffle)
-        arguments = (jnp.asarray(placed[key]) for key in ("ids", "positions", "tables"))
+        placed, arguments = placed_arguments(rows, count, shuffle)
         pools, logits = run(pools_of(block), weights, *arguments)
         for place, row in zip(placed["places"], rows, strict=True):
             position = placed["positions"][place]
-            page = placed["tables"][place][position // PAGE_SIZE]
+            page = placed["tables"][place][position // PAGE_SIZE] + np.arange(block.layers) * PAGES
             written = [np.asarray(pool[page, :, position % PAGE_SIZE]).view(np.uint16) for pool in pools]
             own: tuple[np.ndarray, ...] = (np.asarray(logits[place]).view(np.uint32), *written)
             cases += 1
@@ -278,19 +298,20 @@ def check_company(name: str) -> dict[str, Any]:
         company(np.array([row]), 8, row)
     for count, shuffle in ((8, 1), (8, 2), (16, 3), (32, 4), (32, 5)):
         company(np.random.default_rng(shuffle).permutation(36)[:count], count, shuffle)
-    placed = place_rows(block, np.arange(8), 8, 0)
-    arguments = [jnp.asarray(placed[key]) for key in ("ids", "positions", "tables")]
-    _, logits = run(pools_of(block), weights, *arguments)
-    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights)
-    _, exact = runner(block, PlainSteps())(pools_of(block, jnp.float32), wide, *arguments)
-    _, plain = runner(block, PlainSteps())(pools_of(block), weights, *arguments)
-    return {
-        "shape": name,
-        "rows": cases,
-        "differ": wrong,
-        "error_to_float32": error(logits, exact),
+    _, logits = run(pools_of(block), weights, *eight)
+    _, exact = exactly(pools_of(block, jnp.float32), wide, *eight)
+    _, plain = plainly(pools_of(block), weights, *eight)
+    yield {
+        "shape": name, "rows": cases, "differ": wrong, "error_to_float32": error(logits, exact),
         "error_of_the_formulas_in_bf16": error(plain, exact),
-    }
+    }  # fmt: skip
+
+
+def first_layers(weights: BlockWeights, shapes: Shapes, layers: int) -> BlockWeights:
+    """With the norm behind the last of them in the place of the final one."""
+    bias, head_gains = (None if array is None else array[:layers] for array in (weights.bias, weights.head_gains))
+    tiles, gains = weights.tiles[: layers * shapes.layer_rows], weights.gains[: 2 * layers + 1]
+    return weights._replace(tiles=tiles, gains=gains, bias=bias, head_gains=head_gains)
 
 
 def launches(compiled: Any) -> int:
@@ -300,28 +321,37 @@ def launches(compiled: Any) -> int:
     return len(re.findall(r"[\])}] (?:fusion|custom-call|copy|sort|scatter|convert|transpose)\(", entry))
 
 
-def time_decode(name: str) -> list[dict[str, Any]]:
-    """Microseconds of a whole step and of a layer, host work included: with nothing in the place of attention, and with
-    attention over up to 512 keys."""
-    block, found = BLOCKS[name], []
+def time_decode(name: str) -> Iterator[dict[str, Any]]:
+    """Microseconds of a whole step and of a layer, host work included: with attention over up to 512 keys, and with
+    nothing in its place."""
+    block = BLOCKS[name]
     weights, steps = random_weights(block), HopperSteps(jax.devices()[0].core_count)
     shapes = Shapes.of(block)
     layer_bytes = sum(w.bytes for w in (shapes.qkv, shapes.o, shapes.gate_up, shapes.down))
-    forms = [(8, True, "constant"), (8, False, "constant"), (32, True, "constant")]
-    for count, early, attention in (*forms, (8, True, "kernels"), (8, False, "kernels")):
+    few = {2: first_layers(weights, shapes, 2), block.layers: weights}
+    forms = [(8, True, "kernels"), (8, False, "kernels"), (8, True, "constant"), (8, False, "constant")]
+    forms.append((32, True, "constant"))
+
+    def placed_arguments(count: int) -> list[jax.Array]:
         placed = place_rows(block, np.arange(count), count, 1)
-        arguments = [jnp.asarray(placed[key]) for key in ("ids", "positions", "tables")]
-        took, kernels = {}, {}
-        for layers in (2, block.layers):
-            part = attrs.evolve(block, layers=layers)
-            few, pools = weights._replace(layers=weights.layers[:layers]), pools_of(part)
-            options = EARLY if early else {}
-            run = runner(part, steps, attention, options).lower(pools, few, *arguments).compile()
+        return [jnp.asarray(placed[key]) for key in ("ids", "positions", "tables")]
+
+    def lowered(count: int, early: bool, attention: str, layers: int) -> Any:
+        part = attrs.evolve(block, layers=layers)
+        run = runner(part, steps, attention, EARLY if early else {})
+        return run.lower(jax.eval_shape(partial(pools_of, part)), few[layers], *placed_arguments(count))
+
+    wanted = [(*form, layers) for form in forms for layers in few]
+    compiled = dict(zip(wanted, compile_all(lowered(*each) for each in wanted), strict=True))
+    for count, early, attention in forms:
+        arguments, took, kernels = placed_arguments(count), {}, {}
+        for layers in few:
+            run, pools = compiled[count, early, attention, layers], pools_of(attrs.evolve(block, layers=layers))
             kernels[layers], seconds = launches(run), []
             for _ in range(6):
                 start = time.perf_counter()
                 for _ in range(30):
-                    pools, logits = run(pools, few, *arguments)
+                    pools, logits = run(pools, few[layers], *arguments)
                 logits.block_until_ready()
                 seconds.append((time.perf_counter() - start) / 30)
             took[layers] = statistics.median(seconds[1:]) * 1e6
@@ -330,8 +360,7 @@ def time_decode(name: str) -> list[dict[str, Any]]:
         row |= {"us_a_step": took[block.layers], "us_a_layer": a_layer}
         if early:  # in captured graphs they cannot be counted
             row["launches_a_layer"] = (kernels[block.layers] - kernels[2]) / (block.layers - 2)
-        found.append({**row, "tb_per_s": layer_bytes / a_layer / 1e6})
-    return found
+        yield {**row, "tb_per_s": layer_bytes / a_layer / 1e6}
 
 
 def bandwidth() -> dict[str, float]:
@@ -343,40 +372,43 @@ def bandwidth() -> dict[str, float]:
     return {"read": x.nbytes / times["read"] / 1e6, "copy": 2 * y.nbytes / times["copy"] / 1e6}
 
 
-NAMED = [("llama-3.2-1b", name) for name in WEIGHTS["llama-3.2-1b"]] + [("qwen3-1.7b", "qkv"), ("qwen3-1.7b", "down")]
-SECTIONS = {
-    "bits": lambda: [check_bits(s, n) for s, n in NAMED],
-    "steps": lambda: [row for name in BLOCKS for columns in (8, 32) for row in check_steps(name, columns)],
-    "company": lambda: [check_company(name) for name in BLOCKS],
-    "decode": lambda: [row for name in ("llama-3.2-1b", "qwen3-1.7b") for row in time_decode(name)],
-    "sweep": lambda: [attrs.asdict(found) for found in row_products_sweep.sweep(tokens=(8, 32, 64, 512))],
-}
+def checks() -> list[Check]:
+    """In the order of their value: bits of every weight's launches, the time of a step, what a launch computes, and
+    then more of the same."""
+    weights = [(shape, name) for shape in WEIGHTS for name in WEIGHTS[shape]]
+
+    def bits(section: str, tokens: Sequence[int], of_head: Sequence[int]) -> list[Check]:
+        return [
+            Check(
+                section, f"{shape} {name}", partial(check_bits, shape, name, of_head if name == "unembed" else tokens)
+            )
+            for shape, name in weights
+        ]
+
+    return [
+        *bits("bits", FIRST_TOKENS, HEAD_TOKENS),
+        *(Check("decode", name, partial(time_decode, name)) for name in ("llama-3.2-1b", "qwen3-1.7b")),
+        *(Check("steps", f"{name} N={n}", partial(check_steps, name, n)) for n in (8, 32) for name in BLOCKS),
+        *(Check("company", name, partial(check_company, name)) for name in BLOCKS),
+        *bits("more-bits", TOKENS, MORE_HEAD_TOKENS),
+        Check("sweep", "all", lambda: map(attrs.asdict, row_products_sweep.sweep(tokens=(8, 32, 64, 512)))),
+    ]
 
 
 def main() -> None:
-    commit, *named = sys.argv[1:] or ["unknown"]
-    device = jax.devices()[0]
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    record: dict[str, Any] = {
-        "gpu": device.device_kind,
-        "driver": subprocess.run(query, capture_output=True, text=True).stdout.strip(),
-        "jax": jax.__version__,
-        "commit": commit,
-    }
-    faulthandler.dump_traceback_later(SECTION_SECONDS, exit=True)
-    record["tb_per_s"] = bandwidth()
-    print(record, flush=True)
-    for section in named or [name for name in SECTIONS if name != "sweep"]:
-        faulthandler.dump_traceback_later(SECTION_SECONDS, exit=True)
-        start = time.time()
-        record[section] = SECTIONS[section]()
-        print(f"--- {section}, {time.time() - start:.0f} s", flush=True)
-        for row in record[section]:
-            print(*(f"{v:.4g}" if isinstance(v, float) else f"{v}" for v in row.values()), flush=True)
-        if "OUT" in os.environ:
-            pathlib.Path(os.environ["OUT"], "row-products.json").write_text(json.dumps(record, indent=1) + "\n")
-    faulthandler.cancel_dump_traceback_later()
-    bits = record.get("bits", []) + record.get("company", [])
+    known = list(dict.fromkeys(check.section for check in checks()))
+    given = arguments(__doc__, known, [name for name in known if name != "sweep"])
+    begun = time.monotonic()
+    record = {**facts(given.commit), "tb_per_s": bandwidth()}
+    left = given.seconds - (time.monotonic() - begun)
+    found = Checklist(record, out_file("row-products.json"), left)
+    whole = found.run([check for check in checks() if check.section in given.sections], CHECK_SECONDS)
+    sys.exit(0 if whole and told(found.record) else 1)
+
+
+def told(record: dict[str, Any]) -> bool:
+    """The short table. Whether nothing is wrong."""
+    bits = [row for section in ("bits", "more-bits", "company") for row in record.get(section, [])]
     wrong = [row for row in bits if row["differ"]] + [row for row in record.get("steps", []) if not row["right"]]
     print(f"=== {len(bits)} weights and blocks compared in bits, {len(record.get('steps', []))} results with formulas")
     for row in wrong:
@@ -387,6 +419,7 @@ def main() -> None:
             f"{row['shape']:14} N={row['N']:<3} {how:6} {row['attention']:8} {row['us_a_step']:8.1f} us a step"
             f" {row['us_a_layer']:7.1f} us a layer {row['tb_per_s']:5.2f} TB/s {share:4.0%} of read"
         )
+    return not wrong
 
 
 if __name__ == "__main__":

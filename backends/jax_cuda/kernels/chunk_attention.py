@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels import attention
 from mlxcel_jax_cuda.kernels.attention import BLOCK, FAST, HALF, MASKED, SLOT, Scoring, check_pages
+from mlxcel_jax_cuda.kernels.layers import check_layers, layer_operand
 from mlxcel_jax_cuda.kernels.mosaic import SMS, TILED, WGMMA, along, plgpu, shaped
 
 TOKENS = 64
@@ -60,15 +61,19 @@ def chunk_attention(
     window: int = 0,
     sms: int = SMS,
     turns: bool = True,
+    layer: int | None = None,
+    layers: int = 1,
 ) -> jax.Array:
     """T tokens of one row, at positions start ... start + T - 1, whose keys and values are in the pages already.
 
     q [T, H, d] bf16, T a multiple of 64; pages [pages, K, page_size, d] bf16, d 64 or 128; page_table [P] int32.
     -> [T, H, d] bf16: causal attention for the first `length` tokens, zeros for the rest. Pools hold no NaN. With a
-    window one page may be a ring, in which position p lies at p modulo page_size. ValueError for other shapes.
+    window one page may be a ring, in which position p lies at p modulo page_size. Pages of several `layers` lie behind
+    one another, those of `layer` are read. ValueError for other shapes.
     `turns`: the warpgroups take turns at the tensor cores, one's exponentials beside the other's products; same bits.
     """
     check_pages(q, k_pages, v_pages)
+    check_layers(len(k_pages), layer, layers)
     T, K = q.shape[0], k_pages.shape[1]
     if T % TOKENS or not T:
         raise ValueError(f"{T} tokens: they must be a multiple of {TOKENS}; pad the chunk")
@@ -80,7 +85,17 @@ def chunk_attention(
     bounds = jnp.stack([jnp.asarray(x, jnp.int32) for x in (start, length)])
     scoring = Scoring(scale, softcap, window)
     out: jax.Array = _attend(
-        q, k_pages, v_pages, page_table, bounds, heads=heads, scoring=scoring, sms=sms, turns=turns
+        q,
+        k_pages,
+        v_pages,
+        page_table,
+        bounds,
+        layer_operand(layer),
+        heads=heads,
+        scoring=scoring,
+        layers=layers,
+        sms=sms,
+        turns=turns,
     )
     return out[:T]
 
@@ -118,16 +133,20 @@ def _sum_over_half(p: jax.Array) -> jax.Array:
     return (warps[0] + warps[1]) + (warps[2] + warps[3])
 
 
-@functools.partial(jax.jit, static_argnames=("heads", "scoring", "sms", "turns"))  # lowered once for all layers
+@functools.partial(
+    jax.jit, static_argnames=("heads", "scoring", "layers", "sms", "turns")
+)  # lowered once for all layers
 def _attend(
     q: jax.Array,
     k_pages: jax.Array,
     v_pages: jax.Array,
     page_table: jax.Array,
     bounds: jax.Array,
+    layer: jax.Array | None,
     *,
     heads: int,
     scoring: Scoring,
+    layers: int,
     sms: int,
     turns: bool,
 ) -> jax.Array:
@@ -141,8 +160,9 @@ def _attend(
     spread = functools.partial(along, columns=HALF)
     part_sums = plgpu.ACC((TOKENS, HALF), jnp.float32)
 
-    def kernel(q_g: Any, k_g: Any, v_g: Any, table_g: Any, bounds_g: Any, out_g: Any, *scratch: Any) -> None:
-        q_s, ring, q_full, q_empty, full, empty, turn = scratch  # q_s [q_slots, 2, TOKENS, d], ring [slots, SLOT, d]
+    def kernel(q_g: Any, k_g: Any, v_g: Any, table_g: Any, bounds_g: Any, *refs: Any) -> None:
+        # q_s [q_slots, 2, TOKENS, d], ring [slots, SLOT, d]
+        *layer_g, out_g, q_s, ring, q_full, q_empty, full, empty, turn = refs
         sm, thread = lax.axis_index("sm"), lax.axis_index("thread")
         begin, length = bounds_g[0], bounds_g[1]
         items = items_of(sm, sms, total)
@@ -159,6 +179,7 @@ def _attend(
 
         @pl.when(thread == 2)
         def _memory_warpgroup() -> None:
+            base_row = layer_g[0][0] * (k_pages.shape[0] // layers * K * page_size) if layer_g else 0
             plgpu.set_max_registers(24, action="decrease")
 
             def pool_row(key: Any) -> Any:
@@ -183,7 +204,7 @@ def _attend(
                         source, slot = (k_g, v_g)[i // tiles], slot_of(base, i // slot_tiles)
                         if i % slot_tiles == 0:
                             plgpu.barrier_wait(empty.at[slot])
-                        row = pl.multiple_of(pool_rows[i % tiles] + kv_head * page_size, HALF)
+                        row = pl.multiple_of(base_row + pool_rows[i % tiles] + kv_head * page_size, HALF)
                         part = pl.ds(i % slot_tiles * tile, tile)
                         plgpu.copy_gmem_to_smem(source.at[pl.ds(row, tile)], ring.at[slot, part], full.at[slot])
                     return base + block_slots, *following
@@ -317,5 +338,5 @@ def _attend(
         num_threads=3,
         thread_name="thread",
         compiler_params=FAST,
-    )(q, *flat, page_table, bounds)
+    )(q, *flat, page_table, bounds, *([] if layer is None else [layer]))
     return out

@@ -17,8 +17,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels import attention
-from mlxcel_jax_cuda.kernels.attention import BLOCK, FAST, FLOOR, HALF, MASKED, SLOT, Scoring, check_pages
+from mlxcel_jax_cuda.kernels.attention import (
+    BLOCK,
+    FAST,
+    FLOOR,
+    HALF,
+    MASKED,
+    SLOT,
+    Scoring,
+    check_pages,
+)
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, Schedule
+from mlxcel_jax_cuda.kernels.layers import check_layers, layer_operand
 from mlxcel_jax_cuda.kernels.mosaic import (
     SMEM_BYTES,
     SMS,
@@ -69,18 +79,31 @@ def decode_attention(
     softcap: float = 0.0,
     window: int = 0,
     sms: int = SMS,
+    layer: int | None = None,
+    layers: int = 1,
 ) -> jax.Array:
     """One token a row. q [S, H, d] bf16, pages [pages, K, page_size, d] bf16, d 64 or 128 -> [S, H, d] bf16.
 
     The schedule is `make_schedule`'s for the same rows, pages, window and K. A row of length 0 yields zeros. Pools hold
-    no NaN, unused pages too. With a window the pages may be rings. ValueError for shapes that this kernel cannot do.
+    no NaN, unused pages too. With a window the pages may be rings. Pages of several `layers` lie behind one another,
+    those of `layer` are read; the schedule is that of one. ValueError for shapes that it cannot do.
     """
     check_pages(q, k_pages, v_pages)
     (S, H, d), K = q.shape, k_pages.shape[1]
     group = H // K
     columns = jnp.pad(q.reshape(S, K, group, d), ((0, 0), (0, 0), (0, -group % 8), (0, 0)))
     out = attend_columns(
-        columns, k_pages, v_pages, schedule, group=group, scale=scale, softcap=softcap, window=window, sms=sms
+        columns,
+        k_pages,
+        v_pages,
+        schedule,
+        group=group,
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        sms=sms,
+        layer=layer,
+        layers=layers,
     )
     return out.reshape(S, H, d)
 
@@ -96,12 +119,15 @@ def attend_columns(
     softcap: float = 0.0,
     window: int = 0,
     sms: int = SMS,
+    layer: int | None = None,
+    layers: int = 1,
 ) -> jax.Array:
     """`decode_attention` of queries that are padded already: columns [S, K, N, d] bf16, N a multiple of 8, of which the
     first `group` are heads and the others may hold anything. Returns [S, K, group, d] bf16."""
     S, K, N, d = columns.shape
     page_size = k_pages.shape[2]
     check_pages(columns.reshape(S, K * N, d), k_pages, v_pages)
+    check_layers(len(k_pages), layer, layers)
     if group > MOST_COLUMNS:
         raise ValueError(f"{group} heads share a KV head, {MOST_COLUMNS} can: take XLA's form")
     if k_pages.shape[1] != K or -(-group // 8) * 8 != N:
@@ -116,19 +142,23 @@ def attend_columns(
             f"{S} rows and pages of {page_size} want {wanted}"
         )
     scoring = Scoring(scale, softcap, window)
-    parts, stats = _partials(columns, k_pages, v_pages, schedule, scoring=scoring, sms=sms)
+    parts, stats = _partials(
+        columns, k_pages, v_pages, schedule, layer_operand(layer), scoring=scoring, layers=layers, sms=sms
+    )
     out: jax.Array = _combine(parts, stats, schedule.rows, group=group)
     return out
 
 
-@functools.partial(jax.jit, static_argnames=("scoring", "sms"))  # lowered once for all layers
+@functools.partial(jax.jit, static_argnames=("scoring", "layers", "sms"))  # lowered once for all layers
 def _partials(
     columns: jax.Array,
     k_pages: jax.Array,
     v_pages: jax.Array,
     schedule: Schedule,
+    layer: jax.Array | None,
     *,
     scoring: Scoring,
+    layers: int,
     sms: int,
 ) -> list[jax.Array]:
     """columns [S, K, N, d] -> weighted values [items, K, d, N] and maxima and sums [items, K, 2, N], float32."""
@@ -138,18 +168,9 @@ def _partials(
     slots = (SMEM_BYTES - N * (2 * BLOCK + 4 * d)) // (SLOT * d * 2)
     spread = functools.partial(across, columns=N)
 
-    def kernel(
-        q_g: Any,
-        k_g: Any,
-        v_g: Any,
-        work_g: Any,
-        rows_g: Any,
-        tables_g: Any,
-        parts_g: Any,
-        stats_g: Any,
-        *scratch: Any,
-    ) -> None:
-        q_s, ring, p_s, q_full, q_empty, full, empty = scratch  # [2, N, d], [slots, SLOT, d], [halves, N, HALF]
+    def kernel(q_g: Any, k_g: Any, v_g: Any, work_g: Any, rows_g: Any, tables_g: Any, *refs: Any) -> None:
+        # q_s [2, N, d], ring [slots, SLOT, d], p_s [halves, N, HALF]
+        *layer_g, parts_g, stats_g, q_s, ring, p_s, q_full, q_empty, full, empty = refs
         sm, thread = lax.axis_index("sm"), lax.axis_index("thread")
         used = rows_g[rows - 1, 0] + rows_g[rows - 1, 1]
         items = lax.div(used * K - sm + sms - 1, jnp.int32(sms))
@@ -163,6 +184,7 @@ def _partials(
 
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
+            base_row = layer_g[0][0] * (k_pages.shape[0] // layers * K * page_size) if layer_g else 0
             plgpu.set_max_registers(40, action="decrease")
 
             def item(n: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -188,7 +210,7 @@ def _partials(
 
                         if i % slot_tiles == 0:
                             plgpu.barrier_wait(empty.at[slot])
-                        begin = pl.multiple_of(pool_rows[i % tiles] + head * page_size, HALF)
+                        begin = pl.multiple_of(base_row + pool_rows[i % tiles] + head * page_size, HALF)
                         part = pl.ds(i % slot_tiles * tile, tile)
                         plgpu.copy_gmem_to_smem(source.at[pl.ds(begin, tile)], ring.at[slot, part], full.at[slot])
                     return base + item_slots, *following
@@ -285,7 +307,7 @@ def _partials(
         num_threads=2,
         thread_name="thread",
         compiler_params=FAST,
-    )(columns, *flat, schedule.work, schedule.rows, schedule.tables)
+    )(columns, *flat, schedule.work, schedule.rows, schedule.tables, *([] if layer is None else [layer]))
     return made
 
 

@@ -15,10 +15,17 @@ import jax
 import jax.numpy as jnp
 
 from mlxcel_jax_cuda.kernels import row_products_stream, row_products_tiled
+from mlxcel_jax_cuda.kernels.layers import layer_operand
 from mlxcel_jax_cuda.kernels.row_products_ends import Gate, Store
 from mlxcel_jax_cuda.kernels.row_products_stream import stream
 from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
-from mlxcel_jax_cuda.kernels.row_products_weight import Weight, natural_columns, product_reference
+from mlxcel_jax_cuda.kernels.row_products_weight import (
+    Stacked,
+    Weight,
+    natural_columns,
+    own_tiles,
+    product_reference,
+)
 from mlxcel_jax_cuda.kernels.sizes import SMS
 
 
@@ -34,41 +41,51 @@ def row_product(
     x: jax.Array,
     weight: Weight,
     *,
+    layer: int | None = None,
+    at: Stacked | None = None,
     dtype: Any = jnp.bfloat16,
     columns: int | None = None,
     sms: int = SMS,
 ) -> jax.Array:
     """x [T, D] bf16 times a packed weight -> [T, F], bf16 or float32, the rows of a weight as the family has them.
 
-    `columns` (8, 16, 32, 64, 128, 256) is for measuring; `columns_for` chooses. Without SMs by the formula, on any
-    device and in x's type. ValueError for shapes that do not fit.
+    `layer` and `at`: of tiles of several layers. `columns` (8, 16, 32, 64, 128, 256) is for
+    measuring; `columns_for` chooses. Without SMs by the formula, on any device and in x's type. ValueError for shapes
+    that do not fit.
     """
     if not sms:
-        return product_reference(tiles, x, weight).astype(dtype)
+        return product_reference(own_tiles(tiles, weight, layer, at), x, weight).astype(dtype)
     padded, count = _padded(x, weight, columns)
     if count in row_products_stream.COLUMNS:
-        (y,) = stream(tiles, padded, weight=weight, end=Store(dtype), sms=sms)
+        (y,) = stream(tiles, padded, layer=layer_operand(layer), weight=weight, end=Store(dtype), sms=sms, at=at)
     else:
-        y = tiled(tiles, padded, weight=weight, columns=count, dtype=dtype, sms=sms)
+        y = tiled(tiles, padded, layer_operand(layer), weight=weight, columns=count, dtype=dtype, sms=sms, at=at)
     return natural_columns(y[: len(x)], weight)
 
 
 def gated_product(
-    tiles: jax.Array, x: jax.Array, weight: Weight, *, columns: int | None = None, sms: int = SMS
+    tiles: jax.Array,
+    x: jax.Array,
+    weight: Weight,
+    *,
+    layer: int | None = None,
+    at: Stacked | None = None,
+    columns: int | None = None,
+    sms: int = SMS,
 ) -> jax.Array:
     """silu(x @ gate.T) * (x @ up.T), [T, F/2] bf16, of a weight whose gate rows face its up rows. x [T, D] bf16.
 
-    Without SMs as `row_product`."""
+    All else as in `row_product`."""
     if not sms:
-        hidden: jax.Array = gated_reference(tiles, x, weight).astype(x.dtype)
+        hidden: jax.Array = gated_reference(own_tiles(tiles, weight, layer, at), x, weight).astype(x.dtype)
         return hidden
     if weight.facing * 2 != weight.rows:
         raise ValueError(f"the gates of {weight} must face their ups: facing {weight.rows // 2}")
     padded, count = _padded(x, weight, columns)
     if count in row_products_stream.COLUMNS:
-        (hidden,) = stream(tiles, padded, weight=weight, end=Gate(), sms=sms)
+        (hidden,) = stream(tiles, padded, layer=layer_operand(layer), weight=weight, end=Gate(), sms=sms, at=at)
     else:
-        hidden = tiled(tiles, padded, weight=weight, columns=count, gate=True, sms=sms)
+        hidden = tiled(tiles, padded, layer_operand(layer), weight=weight, columns=count, gate=True, sms=sms, at=at)
     real: jax.Array = hidden[: len(x)]
     return real
 

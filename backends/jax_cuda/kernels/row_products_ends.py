@@ -2,7 +2,8 @@
 
 Each end is a frozen record. It says which arrays it takes besides the product's own (`extra`, in order; the last
 `in_place` of them are written where they lie), what it gives, and what it does with the sums of an item: one [64, N]
-array, or of a paired weight two. No end changes a row's order of summation.
+array, or of a paired weight two. Arrays that hold several layers are read at `layer`, a number in registers. No end
+changes a row's order of summation.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class End(Protocol):
         """Shared memory of its own."""
         ...
 
-    def before(self, item: Any, extra: Refs) -> Any:
+    def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         """Loads that do not need the sums."""
         ...
 
-    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+    def finish(self, sums: Sums, item: Any, layer: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
         """`ready` is what `before` loaded."""
         ...
 
@@ -59,7 +60,7 @@ class _Plain:
     def scratch(self, columns: int) -> list[Any]:
         return []
 
-    def before(self, item: Any, extra: Refs) -> Any:
+    def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         return None
 
 
@@ -72,7 +73,7 @@ class Store(_Plain):
     def out(self, weight: Weight, columns: int) -> list[Any]:
         return [shaped((columns, weight.rows), self.dtype)]
 
-    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+    def finish(self, sums: Sums, item: Any, layer: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
         for i, total in enumerate(sums):
             store_tokens(out[0].at[:, pl.ds((item * len(sums) + i) * TILE, TILE)], total)
 
@@ -84,7 +85,7 @@ class Gate(_Plain):
     def out(self, weight: Weight, columns: int) -> list[Any]:
         return [shaped((columns, weight.rows // 2), jnp.bfloat16)]
 
-    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+    def finish(self, sums: Sums, item: Any, layer: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
         gate, up = sums
         store_tokens(out[0].at[:, pl.ds(item * TILE, TILE)], gate / (1 + jnp.exp(-gate)) * up)
 
@@ -93,19 +94,21 @@ class Gate(_Plain):
 class Residual(_Plain):
     """x' = x + y, and what the next product's norm needs: see `Carried`.
 
-    extra: x [F, N] float32, the next norm's gain [F] float32.
+    extra: x [F, N] float32, gains [G, F] float32, of which the next norm's is at 2 * layer + `norm`.
     """
+
+    norm: int = 0
 
     def out(self, weight: Weight, columns: int) -> list[Any]:
         F, N = weight.rows, columns
         shapes = (((F, N), jnp.float32), ((N, F), jnp.bfloat16), ((F // TILE, N), jnp.float32))
         return [shaped(*shape) for shape in shapes]
 
-    def before(self, item: Any, extra: Refs) -> Any:
+    def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         rows = pl.ds(item * TILE, TILE)
-        return load(extra[0].at[rows]), load(extra[1].at[rows], WGMMA.reduce(1))
+        return load(extra[0].at[rows]), load(extra[1].at[2 * layer + self.norm, rows], WGMMA.reduce(1))
 
-    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+    def finish(self, sums: Sums, item: Any, layer: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
         (total,), (old, gain), rows = sums, ready, pl.ds(item * TILE, TILE)
         new = old + total
         store(out[0].at[rows], new)
@@ -118,10 +121,10 @@ class Heads:
     """q, k and v of one token a row, as attention wants them: bias, norm by head, rotary embedding; k and v on their
     pages. The weight's rows face each other by halves of a head.
 
-    extra, N columns: bias [F] float32 in the order of the tiles (with `bias`); gains [2, 2, 64] float32 of q and of k,
-    halves of a head apart (with `normed`); cos and sin [64, N] float32, one row a pair of dims, repeated for each head
-    of a tile; page and place [N] int32, page -1 for a row that is padding; keys and values in place, bf16
-    [pages, K, page_size, 2, d/2].
+    extra, N columns and L `layers`: bias [L, F] float32 in the order of the tiles (with `bias`); gains [L, 2, 2, 64]
+    float32 of q and of k, halves of a head apart (with `normed`); cos and sin [64, N] float32, one row a pair of dims,
+    repeated for each head of a tile; page and place [N] int32, page -1 for a row that is padding; keys and values in
+    place, bf16 [L * pages, K, page_size, 2, d/2].
     Gives q [N, K, C, 2, d/2] bf16, the H/K heads of a KV head in the first of its C columns; others stay as they were.
     """
 
@@ -131,6 +134,7 @@ class Heads:
     bias: bool = False
     normed: bool = False
     eps: float = 1e-6
+    layers: int = 1
 
     @property
     def in_place(self) -> int:
@@ -159,18 +163,18 @@ class Heads:
     def scratch(self, columns: int) -> list[Any]:
         return [plgpu.SMEM((2, columns, self.together, self.head_dim // 2), jnp.bfloat16)]
 
-    def before(self, item: Any, extra: Refs) -> Any:
+    def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         """(biases of both halves or None, gains or None, cos, sin)."""
         rest, biases, gains = list(extra), None, None
         if self.bias:
             bias = rest.pop(0)
-            biases = [load(bias.at[pl.ds((2 * item + i) * TILE, TILE)], WGMMA.reduce(1)) for i in (0, 1)]
+            biases = [load(bias.at[layer, pl.ds((2 * item + i) * TILE, TILE)], WGMMA.reduce(1)) for i in (0, 1)]
         if self.normed:
             of_k, gain = (item >= self.heads // self.together).astype(jnp.int32), rest.pop(0)
-            gains = [load(gain.at[of_k, i], WGMMA.reduce(1)) for i in (0, 1)]
+            gains = [load(gain.at[layer, of_k, i], WGMMA.reduce(1)) for i in (0, 1)]
         return biases, gains, load(rest[0]), load(rest[1])
 
-    def finish(self, sums: Sums, item: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
+    def finish(self, sums: Sums, item: Any, layer: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
         (first, second), (biases, gains, cos, sin) = sums, ready
         columns, together = first.shape[1], self.together
         if biases is not None:
@@ -187,7 +191,7 @@ class Heads:
             store(staged.at[half].reshape(columns, TILE).T, values)
         plgpu.commit_smem()
         page_g, place_g, keys_g, values_g = extra[-4:]
-        head = item * together
+        head, first_page = item * together, layer * (keys_g.shape[0] // self.layers)
 
         @pl.when(head < self.heads)
         def _queries() -> None:
@@ -208,7 +212,7 @@ class Heads:
 
                     @pl.when(page_g[column] >= 0)
                     def _write(column: int = column) -> None:
-                        where = pages_g.at[page_g[column], pl.ds(head - start, together), place_g[column]]
+                        where = pages_g.at[first_page + page_g[column], pl.ds(head - start, together), place_g[column]]
                         for half in (0, 1):
                             plgpu.copy_smem_to_gmem(staged.at[half, column], where.at[:, half])
 

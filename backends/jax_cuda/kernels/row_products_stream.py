@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.mosaic import TILED, WGMMA, across, launch, load, plgpu, tiling
 from mlxcel_jax_cuda.kernels.row_products_ends import End
-from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
+from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Stacked, Weight, check_tiles
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
 COLUMNS = (8, 16, 32)
@@ -54,36 +54,42 @@ def inverse_rms(squares_g: Any, depth: int, eps: float) -> jax.Array:
     return lax.rsqrt(total / depth + eps)
 
 
-@functools.partial(jax.jit, static_argnames=("weight", "end", "eps", "sms"))  # lowered once for all copies of a weight
+@functools.partial(
+    jax.jit, static_argnames=("weight", "end", "eps", "sms", "at")
+)  # lowered once for all copies of a weight
 def stream(
     tiles: jax.Array,
     x: jax.Array,
     squares: jax.Array | None = None,
     extra: tuple[jax.Array, ...] = (),
+    layer: jax.Array | None = None,
     *,
     weight: Weight,
     end: End,
     eps: float = 0.0,
     sms: int = SMS,
+    at: Stacked | None = None,
 ) -> tuple[jax.Array, ...]:
     """One weight's product for N = 8, 16 or 32 columns: what `end` gives, then what it wrote in place.
 
     tiles: packed [F * D / 64, 64] bf16.   x: [N, D] bf16.   squares: [D/64, N] float32 or None: with them the sums are
     multiplied by 1 / sqrt(their total / D + eps), the norm that x is still to have. extra: as `end` says.
+    layer: int32 [1] or None: which layer's part of the tiles, that lie as `at` says, and of the end's arrays; read on
+    the device, so that all layers run one kernel.
     """
     D, S, pair, N = weight.depth, weight.split, weight.pair, x.shape[0]
-    if N not in COLUMNS or x.shape != (N, D) or tiles.shape != weight.packed_shape:
-        raise ValueError(
-            f"x is {x.shape} and tiles {tiles.shape}: they must be [8, 16 or 32, {D}] and {weight.packed_shape}"
-        )
+    if N not in COLUMNS or x.shape != (N, D):
+        raise ValueError(f"x is {x.shape}: it must be [8, 16 or 32, {D}]")
+    check_tiles(tiles.shape, weight, layer, at)
     part_depth, part_steps = D // S, D // S // STEP
     item_steps, blocks = part_steps * pair, weight.items if S > 1 else min(sms, weight.items)
     slots, resident = ring(weight, N)
     pools = [jax.new_ref(pool) for pool in extra[len(extra) - end.in_place :]]
     inputs = [*([] if squares is None else [squares]), *extra[: len(extra) - end.in_place], *pools]
-    own = end.scratch(N)
+    own, place = end.scratch(N), [] if layer is None else [layer]
 
     def kernel(tiles_g: Any, x_g: Any, *refs: Any) -> None:
+        layer_g, refs = refs[: len(place)], refs[len(place) :]
         inputs_g, rest = refs[: len(inputs)], refs[len(inputs) :]
         squares_g, extra_g = (None, inputs_g) if squares is None else (inputs_g[0], inputs_g[1:])
         out_g, (x_s, ring_s, x_full, full, empty, *meeting) = rest[: len(out)], rest[len(out) : len(rest) - len(own)]
@@ -93,8 +99,13 @@ def stream(
         count = 1 if S > 1 else lax.div(weight.items - first_item + blocks - 1, jnp.int32(blocks))
         thread = lax.axis_index("thread")
 
+        def own_layer() -> Any:
+            """Each warpgroup reads it for itself, first of all: the read is behind the first transfer of either."""
+            return layer_g[0][0] if layer_g else jnp.int32(0)
+
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
+            base = own_layer() * at.stride + at.first if at else 0
             plgpu.set_max_registers(64, action="decrease")
             plgpu.griddepcontrol_launch_dependents()
 
@@ -102,7 +113,7 @@ def stream(
                 slot, within = lax.rem(step, jnp.int32(slots)), lax.rem(step, jnp.int32(item_steps))
                 tile = (first_item + lax.div(step, jnp.int32(item_steps)) * blocks) * pair
                 tile = tile + lax.div(within, jnp.int32(part_steps))
-                row = tile * D + part * part_depth + lax.rem(within, jnp.int32(part_steps)) * STEP
+                row = base + tile * D + part * part_depth + lax.rem(within, jnp.int32(part_steps)) * STEP
                 packed = tiles_g.at[pl.ds(pl.multiple_of(row, STEP), STEP)]
                 plgpu.copy_gmem_to_smem(packed, ring_s.at[slot], full.at[slot])
 
@@ -133,6 +144,7 @@ def stream(
 
         @pl.when(thread == 0)
         def _compute_warpgroup() -> None:
+            number = own_layer()
             plgpu.set_max_registers(232, action="increase")
             plgpu.griddepcontrol_wait()  # before anything of the previous kernel's is read or overwritten
             scale = None if squares_g is None else across(inverse_rms(squares_g, D, eps), N)
@@ -173,14 +185,14 @@ def stream(
 
             def finish(sums: list[jax.Array], item: Any, ready: Any) -> None:
                 scaled = sums if scale is None else [total * scale for total in sums]
-                end.finish(scaled, item, ready, extra_g, out_g, own_s)
+                end.finish(scaled, item, number, ready, extra_g, out_g, own_s)
 
             def item(n: Any, carry: Any) -> Any:
-                place = first_item + n * blocks
-                ready = end.before(place, extra_g)
+                index = first_item + n * blocks
+                ready = end.before(index, number, extra_g)
                 sums = [product(n * item_steps + i * part_steps) for i in range(pair)]
                 if S == 1:
-                    finish(sums, place, ready)
+                    finish(sums, index, ready)
                     return carry
                 meeting_s, arrived = meeting
 
@@ -196,7 +208,7 @@ def stream(
                     totals = list(sums)
                     for other in range(S - 1):
                         totals = [total + load(meeting_s.at[other, i]) for i, total in enumerate(totals)]
-                    finish(totals, place, ready)
+                    finish(totals, index, ready)
 
                 return carry
 
@@ -216,5 +228,5 @@ def stream(
         grid |= {"cluster": (S,), "cluster_names": ("part",)}
         kept.append(plgpu.SMEM((S - 1, pair, TILE, N), jnp.float32, transforms=tiling(N * 4)(4)))
         kept.append(plgpu.Barrier(num_arrivals=(S - 1) * pair))
-    result = launch(kernel, out, [*kept, *own], tiles, x, *inputs, **grid, num_threads=2, thread_name="thread")
+    result = launch(kernel, out, [*kept, *own], tiles, x, *place, *inputs, **grid, num_threads=2, thread_name="thread")
     return (*result, *(jax.freeze(pool) for pool in pools))

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.mosaic import LANE, TILED, TRANSPOSED, plgpu, shaped, store_tokens
-from mlxcel_jax_cuda.kernels.row_products_weight import Weight
+from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
 COLUMNS = (64, 128, 256)
@@ -22,30 +22,32 @@ MOST_SPLIT_COLUMNS = 128
 """The parts of a split weight are added in registers, which leaves none for more tokens."""
 
 
-@functools.partial(jax.jit, static_argnames=("weight", "columns", "gate", "dtype", "sms"))
+@functools.partial(jax.jit, static_argnames=("weight", "columns", "gate", "dtype", "sms", "at"))
 def tiled(
     tiles: jax.Array,
     x: jax.Array,
+    layer: jax.Array | None = None,
     *,
     weight: Weight,
     columns: int,
     gate: bool = False,
     dtype: Any = jnp.bfloat16,
     sms: int = SMS,
+    at: Stacked | None = None,
 ) -> jax.Array:
     """One weight's product for many tokens. Each of a block's two compute warpgroups makes 64 of its 128 rows, or with
     `gate` both sides of a pair for half of the tokens, so that a gate meets its up in one thread.
 
     tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; 128 at most where
     the weight is split). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight in the order of its
-    tiles; with `gate` silu(gate) * up, [T, F/2] bf16.
+    tiles; with `gate` silu(gate) * up, [T, F/2] bf16. layer and at: as in `stream`.
     """
     (T, D), F, S, half = x.shape, weight.rows, weight.split, columns // 2
-    if columns not in COLUMNS or T % columns or weight.depth != D or tiles.shape != weight.packed_shape:
+    if columns not in COLUMNS or T % columns or weight.depth != D:
         raise ValueError(
-            f"x is {x.shape} and tiles {tiles.shape}: T must be a multiple of columns={columns} (64, 128 or 256), "
-            f"D {weight.depth}, tiles {weight.packed_shape}"
+            f"x is {x.shape}: T must be a multiple of columns={columns} (64, 128 or 256), and D {weight.depth}"
         )
+    check_tiles(tiles.shape, weight, layer, at)
     if S > 1 and columns > MOST_SPLIT_COLUMNS:
         raise ValueError(f"columns={columns} leave no registers for the parts of a split weight: 128 at most")
     if gate and (weight.facing != F // 2 or dtype != jnp.bfloat16):
@@ -56,7 +58,8 @@ def tiled(
     items = F // (2 * TILE) * token_tiles
     accumulators = [plgpu.ACC((TILE, half), jnp.float32)] * 2 if gate else [plgpu.ACC((TILE, columns), jnp.float32)]
 
-    def kernel(tiles_g: Any, x_g: Any, out_g: Any, w_s: Any, x_s: Any, out_s: Any, full: Any, empty: Any) -> None:
+    def kernel(tiles_g: Any, x_g: Any, *refs: Any) -> None:
+        *layer_g, out_g, w_s, x_s, out_s, full, empty = refs
         thread, block = lax.axis_index("thread"), lax.axis_index("block")
         mine = lax.div(items - block + sms - 1, jnp.int32(sms))
 
@@ -67,6 +70,7 @@ def tiled(
 
         @pl.when(thread == 2)
         def _memory_warpgroup() -> None:
+            base = layer_g[0][0] * at.stride + at.first if at else 0
             plgpu.set_max_registers(40, action="decrease")
 
             def item(n: Any, carry: Any) -> Any:
@@ -76,7 +80,7 @@ def tiled(
                     slot = lax.rem(n * steps + k, jnp.int32(slots))
                     plgpu.barrier_wait(empty.at[slot])
                     for i in range(2):
-                        row = pl.multiple_of(((pair * 2 + i) * steps + k) * TILE, TILE)
+                        row = pl.multiple_of(base + ((pair * 2 + i) * steps + k) * TILE, TILE)
                         plgpu.copy_gmem_to_smem(tiles_g.at[pl.ds(row, TILE)], w_s.at[slot, i], full.at[slot])
                     depth = pl.ds(pl.multiple_of(k * TILE, TILE), TILE)
                     tokens = pl.ds(pl.multiple_of(token, columns), columns)
@@ -167,5 +171,5 @@ def tiled(
         num_threads=3,
         thread_name="thread",
         compiler_params=LANE,
-    )(tiles, x)
+    )(tiles, x, *([] if layer is None else [layer]))
     return made

@@ -70,6 +70,20 @@ class Weight:
         return self.rows * self.depth // TILE, TILE
 
 
+@attrs.frozen
+class Stacked:
+    """Where the tiles of a weight lie in an array that holds several layers, in rows of 64 values: those of layer l
+    begin at l * stride + first."""
+
+    first: int
+    stride: int
+
+    def holds(self, weight: Weight, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape is whole layers, each with room for the weight."""
+        room = self.first + weight.packed_shape[0] <= self.stride
+        return room and len(shape) == 2 and shape[0] % self.stride == 0 and shape[1] == TILE
+
+
 def misfit(rows: int, depth: int, facing: int = 0) -> str | None:
     """Why a weight [rows, depth] cannot be packed, None if it can."""
     if rows < 1 or rows % (2 * TILE):
@@ -124,6 +138,25 @@ def unpack(tiles: Any, weight: Weight) -> Any:
         raise ValueError(f"tiles are {tuple(tiles.shape)}, of this weight they are {weight.packed_shape}")
     rows = tiles.reshape(weight.rows // TILE, weight.depth // TILE, TILE, TILE).swapaxes(1, 2)
     return natural_rows(rows.reshape(weight.rows, weight.depth), weight)
+
+
+def check_tiles(shape: tuple[int, ...], weight: Weight, layer: Any, at: Stacked | None) -> None:
+    """ValueError where tiles of this shape are not the weight's, or not of layers that have it."""
+    if (layer is None) != (at is None):
+        raise ValueError("a layer is told by its number and by where its tiles lie: both, or neither")
+    if at is None and shape != weight.packed_shape:
+        raise ValueError(f"tiles are {shape}, of this weight they are {weight.packed_shape}")
+    if at is not None and not at.holds(weight, shape):
+        raise ValueError(f"tiles are {shape}: no layers of {at.stride} rows, with {weight.packed_shape} at {at.first}")
+
+
+def own_tiles(tiles: jax.Array, weight: Weight, layer: int | None, at: Stacked | None) -> jax.Array:
+    """The tiles of a weight among those of several layers, or alone. A copy, for formulas: kernels
+    take the whole array."""
+    if layer is None or at is None:
+        return tiles
+    first = layer * at.stride + at.first
+    return tiles[first : first + weight.packed_shape[0]]
 
 
 def product_reference(tiles: jax.Array, x: jax.Array, weight: Weight) -> jax.Array:
