@@ -43,8 +43,8 @@ def _forward(
 
 
 OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
-"""What XLA is told. It does not see that a kernel writes the KV in place, and counts it once more for each layer: with a
-KV of half of the memory it computed small things anew for every layer, a launch each, and gained nothing."""
+"""What XLA is told. It does not see that a kernel writes the KV in place, and counts it once more for each layer: with
+a KV of half of the memory it computed small things anew for every layer, a launch each, and gained nothing."""
 
 forward = functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3, compiler_options=OPTIONS)(_forward)
 
