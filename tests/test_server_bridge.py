@@ -198,3 +198,23 @@ def test_a_block_is_left_by_whoever_goes_first() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(main)
+
+
+def test_what_runs_is_ended_when_the_rest_of_its_request_is_refused() -> None:
+    """No reply is left to nobody, not even while the request is still being handed over."""
+
+    async def main() -> None:
+        served = Served(room=3)
+        submit = served.submit
+
+        def refusing(prompt: Any) -> Reply:
+            if prompt == "b":
+                raise ShuttingDown("now")
+            return submit(prompt)
+
+        served.submit = refusing  # type: ignore[method-assign]
+        with pytest.raises(ShuttingDown):
+            Replies(served, ["a", "b", "c"])  # type: ignore[arg-type, list-item]
+        assert (served.submitted, served.cancelled) == (["a"], ["a"])
+
+    run(main)

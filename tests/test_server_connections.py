@@ -1,16 +1,18 @@
 """Connections as they are on the wire: headers before tokens, silence, and clients that hang up
 (docs/spec/clients.md 3.6, 3.13: 6, 11, 12)."""
 
+import asyncio
 import contextlib
 import json
 import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from script_server import GATE, ScriptServer, running
+from script_server import GATE, ScriptServer, commanded, running
 from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.server.settings import ServerSettings
@@ -39,12 +41,12 @@ def body_of(path: str, prompt: str, **more: Any) -> dict[str, Any]:
 
 
 def read_until(connection: socket.socket, mark: bytes) -> bytes:
-    read = b""
-    while mark not in read:
+    read = bytearray()
+    while mark not in read[-4096 - len(mark) :]:
         more = connection.recv(4096)
         assert more, f"the connection closed after {read!r}"
         read += more
-    return read
+    return bytes(read)
 
 
 def until(reached: Callable[[], bool]) -> None:
@@ -202,3 +204,44 @@ def test_a_request_whose_time_is_over_is_504(hurried: ScriptServer) -> None:
         assert b'"code":"timeout"' in reply
         assert b"[DONE]" not in reply
     assert hurried.idle()
+
+
+def test_a_client_that_takes_nothing_for_long_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """3.11: its reply is over, and the rest of it is nobody's; without that its connection would be kept for ever."""
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        pytest.skip("this system has no bound on the time that a peer takes nothing")
+    monkeypatch.setattr("mlxcel.server.run.STALLED", 0.3)
+    body = {"prompt": "<<" + "a" * 1000 + ">>", "n": 6, "logprobs": 10, "stream": True}
+    with commanded(write_tiny_llama(tmp_path / "tiny")) as server:
+        with server.raw(TEXT, body, buffer=2048), server.raw(TEXT, {"prompt": "<<ok>>", "stream": True}) as other:
+            until(lambda: server.serving.scheduler.stats().request_finished_total.total() == 7)
+            assert read_until(other, b"data: [DONE]\n\n").count(b'"finish_cause":"eos"') == 1
+            until(lambda: len(server.state.requests) == 0)
+        assert server.idle()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_a_slow_reader_has_the_time_of_a_shutdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """3.11: a reply whose row has ended is a running one until all of it was sent."""
+    signals: list[Callable[[], object]] = []
+
+    @contextlib.contextmanager
+    def heard(signalled: asyncio.Event) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        signals.append(lambda: loop.call_soon_threadsafe(signalled.set))
+        yield
+
+    monkeypatch.setattr("mlxcel.server.run._signals", heard)
+    monkeypatch.setattr("mlxcel.server.run.CLOSING", 0.01)
+    body = {"prompt": "<<" + "a" * 1000 + ">>", "n": 6, "logprobs": 10, "stream": True}
+    with (
+        commanded(write_tiny_llama(tmp_path / "tiny")) as server,
+        server.raw(TEXT, body, buffer=2048) as connection,
+    ):
+        until(lambda: server.serving.scheduler.stats().request_finished_total.total() == 6)
+        signals[0]()
+        until(lambda: not server.serving.scheduler.healthy)
+        assert server.post(TEXT, {"prompt": "<<ok>>"})[0] == 503
+        assert read_until(connection, b"data: [DONE]\n\n").count(b'"finish_cause":"eos"') == 6

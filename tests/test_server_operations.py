@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,12 @@ from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.core.prefix import Reject
 from mlxcel.core.resolve_sampling import resolve_sampling
+from mlxcel.errors import EngineUnhealthy
 from mlxcel.server.page_routes import KINDS, POLICY, files
 from mlxcel.server.settings import ServerSettings
 from mlxcel.server.slots import TEXTS, busy, idle
+from mlxcel.server.snapshot import Snapshot, Snapshots
+from mlxcel.server.unknown_fields import UnknownFields
 from mlxcel.version import commit, version
 
 
@@ -247,3 +251,33 @@ def test_the_page_is_served_as_it_lies_there(client: TestClient) -> None:
 def test_nothing_else_of_the_package_is_served(client: TestClient, name: str) -> None:
     """3.12."""
     assert client.get(f"/assets/{name}").status_code == 404
+
+
+def test_a_look_that_fails_is_told_and_the_next_one_is_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of before are for an engine that is busy or gone, not for a mistake of ours."""
+    looks: list[Any] = [ValueError("a mistake"), EngineUnhealthy("gone"), "new"]
+
+    def take(serving: object) -> Any:
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(Snapshot, "take", take)
+
+    async def main() -> None:
+        snapshots: Any = Snapshots(None, "old")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="a mistake"):
+            await snapshots.newest()
+        assert await snapshots.newest() == "old"
+        assert await snapshots.newest() == "new"
+
+    asyncio.run(main())
+
+
+def test_an_unknown_field_is_logged_on_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """3.9: whatever a path of a plugin's route may hold."""
+    UnknownFields().ignored("a\nb", "POST /x/\r\n2026 forged")
+    (line,) = caplog.messages
+    assert line.splitlines() == [line]
+    assert "forged" in line

@@ -36,7 +36,11 @@ class Replies:
         self._rung: dict[int, None] = {}  # replies that have something to say, in the order in which they said so
         self._woken = asyncio.Event()
         self._begin()
-        self._feed()
+        try:
+            self._feed()
+        except BaseException:
+            self.cancel()  # nobody will
+            raise
 
     def cancel(self) -> None:
         """Nobody listens any more: what runs is ended, what waits is not begun."""

@@ -62,6 +62,12 @@ class LiveRequests:
     def __len__(self) -> int:
         return len(self._live)
 
+    @property
+    def replying(self) -> bool:
+        """Whether a request that had rows is without the end of its reply."""
+        with self._lock:
+            return any(record.rows and record.answered is None for record in self._live.values())
+
     # --- on the event loop --------------------------------------------------------------------------------------------
 
     def add(self, record: RequestRecord) -> None:

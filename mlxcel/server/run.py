@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import hypercorn.asyncio
 import hypercorn.config
@@ -19,6 +20,7 @@ from starlette.applications import Starlette
 
 from mlxcel.errors import MlxcelError, UsageError
 from mlxcel.server.body_limit import HEADERS
+from mlxcel.server.bridge import LOOK
 from mlxcel.server.settings import ServerSettings
 from mlxcel.server.state import ServerState
 
@@ -28,6 +30,9 @@ BACKLOG: Final = 512
 HTTP_LOG: Final = "mlxcel.server.http"
 KEEP_ALIVE: Final = 5.0
 """Seconds without a request until a connection is closed. hypercorn holds one that its client closed as long, too."""
+
+STALLED: Final = 120.0
+"""Seconds for which a client may take nothing of what is sent to it, or answer nothing at all."""
 
 CANCELLATIONS: Final = 5
 CLOSING: Final = 3.0
@@ -56,6 +61,7 @@ def listen(settings: ServerSettings) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _give_up_the_silent(made)
         made.bind(address)
         made.listen(BACKLOG)
     except OSError as error:
@@ -65,6 +71,15 @@ def listen(settings: ServerSettings) -> socket.socket:
             hint="choose another --port, 0 for a free one; what listens there now: `ss -ltnp`",
         ) from error
     return made
+
+
+def _give_up_the_silent(sock: socket.socket) -> None:
+    """Connections have the options of the socket that they come from. Without these one whose machine is gone is never
+    missed, and one that reads nothing is kept for ever."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", STALLED / 2), ("TCP_USER_TIMEOUT", STALLED * 1000)):
+        if (option := getattr(socket, name, None)) is not None:  # of Linux
+            sock.setsockopt(socket.IPPROTO_TCP, option, max(1, int(value)))
 
 
 def _listen_unix(path: str) -> socket.socket:
@@ -115,6 +130,7 @@ async def _serve(app: Starlette, state: ServerState, sock: socket.socket, ready:
         loop.set_exception_handler(lambda loop, context: None)
         serving.cancel()
 
+    loop.set_exception_handler(_unless_a_client_is_gone)
     with _signals(signalled):
         announcing = asyncio.create_task(_announce(state, ready))
         serving = asyncio.create_task(
@@ -135,6 +151,14 @@ async def _serve(app: Starlette, state: ServerState, sock: socket.socket, ready:
             await _cancel_others()
         finally:
             announcing.cancel()
+
+
+def _unless_a_client_is_gone(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """hypercorn lets through some of what the system says of a connection that broke."""
+    if isinstance(context.get("exception"), OSError):
+        log.debug("a connection broke: %s", context["exception"])
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _cancel_others() -> None:
@@ -165,13 +189,17 @@ async def _end(state: ServerState, signalled: asyncio.Event, last: Callable[[], 
 
 
 async def _drain(state: ServerState) -> None:
-    """Let what runs go on for `--shutdown-timeout`, then have it cancelled: its clients hear of that (spec C60)."""
+    """Let what runs go on for `--shutdown-timeout`, then have it cancelled: its clients hear of that (spec C60). Those
+    that are slower than their rows may read on for as long."""
     state.drain()
     limit = state.settings.shutdown_timeout
+    end = state.clock() + limit if limit else math.inf
     if state.served is not None:
         scheduler = state.served.serving.scheduler
         scheduler.drain(limit)
         await asyncio.to_thread(scheduler.join, None)
+        while state.requests.replying and state.clock() < end:
+            await asyncio.sleep(LOOK)
     await state.requests.all_answered(CLOSING)
 
 

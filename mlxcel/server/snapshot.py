@@ -63,7 +63,9 @@ class Snapshots:
     async def newest(self) -> Snapshot:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
-        await asyncio.wait([self._looking], timeout=PATIENCE)
+        done, _ = await asyncio.wait([self._looking], timeout=PATIENCE)
+        for look in done:
+            look.result()
         return self._last
 
     async def _look(self) -> None:

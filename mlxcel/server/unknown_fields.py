@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from mlxcel.errors import shown
+from mlxcel.server.access_log import escaped
 
 log = logging.getLogger("mlxcel.server")
 
@@ -26,4 +27,6 @@ class UnknownFields:
         name = name[:64]
         if name not in self._named and len(self._named) < MOST_NAMES:
             self._named.add(name)
-            log.warning("%s: the field %s is not known and is ignored; --strict refuses such", route, shown(name))
+            log.warning(
+                "%s: the field %s is not known, and ignored; --strict refuses such", escaped(route), shown(name)
+            )
