@@ -1,28 +1,24 @@
 """Attention kernels on the GPU: the bits of a token in every company and in chunks, its error, bytes and operations a
 second.
 
-    python attention_check.py COMMIT [SECTION ...]
+    python attention_check.py COMMIT [SECTION ...] [--seconds 150]
 
-Sections: bits odd error decode chunk schedule; all unless named.
-
-Each shape of a section has a time limit, after which the process ends: a kernel that hangs leaves no traceback.
-Writes a JSON record to $OUT if it is set, after every section.
+Sections: bits decode chunk-bits error odd chunk schedule; all unless named. Checks run in the order of their value, see
+`checks`; none begins behind --seconds, and what is left out is named. A check has a limit, after which the process
+ends: a kernel that hangs leaves no traceback of its own. Writes a JSON record to $OUT, if it is set, after every row.
 """
 
-import faulthandler
 import functools
 import importlib.util
-import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy
+from checklist import Check, Checklist, arguments, compile_all, facts, out_file
 from jax import lax
 
 if importlib.util.find_spec("mlxcel_jax_cuda") is None:  # not installed: the checkout's own
@@ -37,7 +33,7 @@ from mlxcel_jax_cuda.kernels.attention_schedule import make_schedule
 from mlxcel_jax_cuda.kernels.chunk_attention import chunk_attention, chunk_reference
 from mlxcel_jax_cuda.kernels.decode_attention import decode_attention
 
-SHAPE_SECONDS = 90  # of a section for one shape
+CHECK_SECONDS = 120
 SHAPES = {"llama-3.2-1b": (32, 8, 64), "qwen3-1.7b": (16, 8, 128)}  # H, K, d
 ODD_SHAPES = {"3 heads a KV head": (6, 2, 64), "1": (4, 4, 128), "12": (24, 2, 64)}
 LENGTHS = (8192, 1, 63, 64, 65, 128, 129, 256, 257, 1000, 4095, 4096, 4097, 5000, 7777, 8191)
@@ -85,14 +81,16 @@ def compared(a, b):
     return {"equal": bool(same.all()), "share": float(1 - same.mean()), "apart": float(apart)}
 
 
-def one_by_one(q, k, v, table, start, length, rows=128, **kind):
-    """The first `length` tokens of a chunk decoded, `rows` at a time as rows with the same pages; zeros after them."""
-    T = q.shape[0]
-    lengths = jnp.where(jnp.arange(T) < length, start + 1 + jnp.arange(T), 0)
-    tables = jnp.tile(table, (min(rows, T), 1))
-    return jnp.concatenate(
-        [decode(q[i : i + rows], k, v, tables, lengths[i : i + rows], **kind) for i in range(0, T, rows)]
-    )
+def tokens_at(i, q, k, v, table, start, length, rows=128):
+    """Of the first `length` tokens of a chunk `rows` from token i on, as rows of a decode with the same pages."""
+    q = q[i : i + rows]
+    places = i + jnp.arange(len(q))
+    return q, k, v, jnp.tile(table, (len(q), 1)), jnp.where(places < length, start + 1 + places, 0)
+
+
+def one_by_one(*chunk, rows=128, **kind):
+    """The first `length` tokens of a chunk decoded, `rows` at a time; zeros after them."""
+    return jnp.concatenate([decode(*tokens_at(i, *chunk, rows), **kind) for i in range(0, len(chunk[0]), rows)])
 
 
 def storages(shape, rows, context):
@@ -104,29 +102,45 @@ def storages(shape, rows, context):
 
 
 def check_bits(name):
-    """Rows in companies against the row alone over a dense cache; tokens of chunks against the same tokens decoded."""
-    H, K, d = SHAPES[name]
-    R, storage, found = len(LENGTHS), storages(SHAPES[name], len(LENGTHS), CONTEXT), {}
+    """Rows in companies against the row alone over a dense cache."""
+    H, _, d = SHAPES[name]
+    R, storage = len(LENGTHS), storages(SHAPES[name], len(LENGTHS), CONTEXT)
     lengths, shuffled = jnp.array(LENGTHS), numpy.random.default_rng(7).permutation(len(LENGTHS))
     q = draw(3, (R, H, d)) * 2
 
-    def company(rows, page_size=CONTEXT, lengths=lengths, **kind):
+    def company(call, rows, page_size=CONTEXT, lengths=lengths, **kind):
         k, v, tables = storage[page_size]
         rows = jnp.array(rows)
-        return decode(q[rows], k, v, tables[rows], lengths[rows], **kind)
+        return call(q[rows], k, v, tables[rows], lengths[rows], **kind)
 
-    alone = jnp.concatenate([company([r]) for r in range(R)])
-    for page_size in storage:
-        found[f"8 rows, pages of {page_size}"] = company(shuffled[4:12], page_size), alone[shuffled[4:12]]
     crowd = [*shuffled, *shuffled[::-1]]
-    found["32 rows"] = company(crowd, 128), alone[jnp.array(crowd)]
-    found["32 rows, one item each"] = company(crowd, 128, most_items=32), alone[jnp.array(crowd)]
-    found["32 rows, five items each"] = company(crowd, 128, most_items=170), alone[jnp.array(crowd)]
     some = jnp.where(jnp.arange(R) % 3 == 0, 0, lengths)
-    kept = jnp.where((some[jnp.array(crowd)] > 0)[:, None, None], alone[jnp.array(crowd)], 0)
-    found["32 rows, a third of them empty"] = company(crowd, 128, lengths=some), kept
+    cases = {f"8 rows, pages of {size}": (shuffled[4:12], {"page_size": size}) for size in storage} | {
+        "32 rows": (crowd, {"page_size": 128}),
+        "32 rows, one item each": (crowd, {"page_size": 128, "most_items": 32}),
+        "32 rows, five items each": (crowd, {"page_size": 128, "most_items": 170}),
+        "32 rows, a third of them empty": (crowd, {"page_size": 128, "lengths": some}),
+    }
+    programs = [([0], {}), *list(cases.values())[:-1]]  # the last is of the same shapes as one before
+    compile_all([company(decode.lower, rows, **kind) for rows, kind in programs])
+    alone = jnp.concatenate([company(decode, [r]) for r in range(R)])
+    for case, (rows, kind) in cases.items():
+        rows = jnp.array(rows)
+        real = (kind.get("lengths", lengths)[rows] > 0)[:, None, None]
+        wanted = jnp.where(real, alone[rows], 0)
+        yield {"shape": name, "case": case, **compared(company(decode, rows, **kind), wanted)}
 
-    q = draw(4, (2048, H, d)) * 2
+
+def check_chunk_bits(name):
+    """Tokens of chunks against the same tokens decoded from pages of 128."""
+    H, K, d = SHAPES[name]
+    storage = storages(SHAPES[name], 6, CONTEXT)
+    q, cases = draw(4, (2048, H, d)) * 2, {}
+
+    def stored(T, start, length, page_size, row=3):
+        k, v, tables = storage[page_size]
+        return q[:T], k, v, tables[row], start, length
+
     for T, start, length, page_size in (
         (512, 0, 512, 128),
         (512, 1, 512, 128),
@@ -142,47 +156,36 @@ def check_bits(name):
         (2048, 6144, 2048, 128),
         (2048, 1111, 1500, 128),
     ):
-        k, v, tables = storage[page_size]
-        a = chunk(q[:T], k, v, tables[3], start, length)
-        k, v, tables = storage[128]
-        found[f"chunk of {T} at {start}, {length} real, pages of {page_size}"] = (
-            a,
-            one_by_one(q[:T], k, v, tables[3], start, length),
-        )
+        given, paged = stored(T, start, length, page_size), stored(T, start, length, 128)
+        cases[f"chunk of {T} at {start}, {length} real, pages of {page_size}"] = given, paged, {}
     for start in (0, 1000, 7000):
-        a = chunk(q[:512], k, v, tables[5], start, 500, softcap=SOFTCAP)
-        found[f"softcap, chunk at {start}"] = a, one_by_one(q[:512], k, v, tables[5], start, 500, softcap=SOFTCAP)
-        rings = [
-            jnp.zeros((3, K, RING, d), jnp.bfloat16).at[1, :, places % RING].set(x[5, :, places])
-            for places in [jnp.arange(max(0, start + 512 - RING), start + 512)]
-            for x in storage[CONTEXT][:2]
-        ]
-        a = chunk(q[:512], *rings, jnp.array([1]), start, 500, window=WINDOW)
-        found[f"window, chunk at {start}"] = (
-            a,
-            one_by_one(q[:512], *rings, jnp.array([1]), start, 500, window=WINDOW),
-        )
-    return [{"shape": name, "case": case, **compared(a, b)} for case, (a, b) in found.items()]
+        given = stored(512, start, 500, 128, row=5)
+        cases[f"softcap, chunk at {start}"] = given, given, {"softcap": SOFTCAP}
+        places = jnp.arange(max(0, start + 512 - RING), start + 512)
+        empty = jnp.zeros((3, K, RING, d), jnp.bfloat16)
+        rings = [empty.at[1, :, places % RING].set(x[5, :, places]) for x in storage[CONTEXT][:2]]
+        given = (q[:512], *rings, jnp.array([1]), start, 500)
+        cases[f"window, chunk at {start}"] = given, given, {"window": WINDOW}
+    programs = {}
+    for given, paged, kind in cases.values():
+        for call, operands in ((chunk, given), (decode, tokens_at(0, *paged))):
+            programs.setdefault((call, *(numpy.shape(x) for x in operands), *kind), (call, operands, kind))
+    compile_all([call.lower(*operands, **kind) for call, operands, kind in programs.values()])
+    for case, (given, paged, kind) in cases.items():
+        yield {"shape": name, "case": case, **compared(chunk(*given, **kind), one_by_one(*paged, **kind))}
 
 
 def check_odd(name):
     """Other numbers of heads: a chunk against its tokens decoded, and its error."""
     shape = H, _, d = ODD_SHAPES[name]
     k, v, tables = storages(shape, 2, 2048)[64]
-    q, rows = draw(3, (192, H, d)) * 2, []
+    q = draw(3, (192, H, d)) * 2
     for start, length in ((0, 192), (1000, 180)):
         a = chunk(q, k, v, tables[1], start, length)
         b = one_by_one(q, k, v, tables[1], start, length, rows=64)
         exact = chunk_reference(q, k, v, tables[1], start, length, scale=d**-0.5)
-        rows.append(
-            {
-                "shape": name,
-                "case": f"chunk at {start}, {length} real",
-                **compared(a, b),
-                "error": error(a, exact, length),
-            }
-        )
-    return rows
+        case = f"chunk at {start}, {length} real"
+        yield {"shape": name, "case": case, **compared(a, b), "error": error(a, exact, length)}
 
 
 def error(out, exact, length):
@@ -196,20 +199,14 @@ def error(out, exact, length):
 def check_error(name):
     H, _, d = SHAPES[name]
     k, v, tables = storages(SHAPES[name], 2, CONTEXT)[128]
-    q, rows = draw(4, (512, H, d)) * 2, []
+    q, kinds = draw(4, (512, H, d)) * 2, ({}, {"softcap": SOFTCAP}, {"window": WINDOW})
+    compile_all([chunk.lower(q, k, v, tables[1], 0, 500, **kind) for kind in kinds])
     for start in (0, 4000):
-        for kind in ({}, {"softcap": SOFTCAP}, {"window": WINDOW}):
+        for kind in kinds:
             a = chunk(q, k, v, tables[1], start, 500, **kind)
             exact = chunk_reference(q, k, v, tables[1], start, 500, scale=d**-0.5, **kind)
-            rows.append(
-                {
-                    "shape": name,
-                    "case": f"chunk at {start} {kind or 'plain'}",
-                    "zeros_behind": bool((a[500:] == 0).all()),
-                    "error": error(a, exact, 500),
-                }
-            )
-    return rows
+            zeros, case = bool((a[500:] == 0).all()), f"chunk at {start} {kind or 'plain'}"
+            yield {"shape": name, "case": case, "zeros_behind": zeros, "error": error(a, exact, 500)}
 
 
 def timed(function, *arguments, calls, rounds=7):
@@ -222,33 +219,28 @@ def timed(function, *arguments, calls, rounds=7):
     return statistics.median(seconds[1:])
 
 
-def time_decode(name):
+def time_decode(name, rows, layers):
     """A chain of layers over cold pages of 128, long enough that the host's work for a call is hidden."""
     H, K, d = SHAPES[name]
-    found = []
-    for rows, layers in ((1, 128), (8, 64), (32, 16), (128, 4)):
-        pages, launches = rows * CONTEXT // 128, max(layers, 64)
-        k, v = (draw(i, (layers * pages, K, 128, d)) for i in range(2))
-        tables = jax.random.permutation(jax.random.key(9), layers * pages).reshape(layers, rows, -1)
+    pages, launches = rows * CONTEXT // 128, max(layers, 64)
+    k, v = (draw(i, (layers * pages, K, 128, d)) for i in range(2))
+    tables = jax.random.permutation(jax.random.key(9), layers * pages).reshape(layers, rows, -1)
 
-        @jax.jit
-        def schedules(tables, lengths):
-            return [make_schedule(t, lengths, num_pages=8192, page_size=128, kv_heads=K) for t in tables]
+    @jax.jit
+    def schedules(tables, lengths):
+        return [make_schedule(t, lengths, num_pages=8192, page_size=128, kv_heads=K) for t in tables]
 
-        @jax.jit
-        def chain(q, k, v, schedules, launches=launches):
-            for i in range(launches):
-                q = decode_attention(q, k, v, schedules[i % len(schedules)], scale=d**-0.5)
-            return q
+    @jax.jit
+    def chain(q, k, v, schedules):
+        for i in range(launches):
+            q = decode_attention(q, k, v, schedules[i % len(schedules)], scale=d**-0.5)
+        return q
 
-        for keys in (256, 1024, 8192):
-            size, lengths = rows * keys * K * d * 4, jnp.full((rows,), keys, jnp.int32)
-            us = timed(chain, draw(5, (rows, H, d)), k, v, schedules(tables, lengths), calls=4) / launches * 1e6
-            cold = layers * size > COLD_BYTES
-            found.append(
-                {"shape": name, "rows": rows, "keys": keys, "cold": cold, "us": us, "tb_per_s": size / us / 1e6}
-            )
-    return found
+    for keys in (256, 1024, 8192):
+        size, lengths = rows * keys * K * d * 4, jnp.full((rows,), keys, jnp.int32)
+        us = timed(chain, draw(5, (rows, H, d)), k, v, schedules(tables, lengths), calls=4) / launches * 1e6
+        cold = layers * size > COLD_BYTES
+        yield {"shape": name, "rows": rows, "keys": keys, "cold": cold, "us": us, "tb_per_s": size / us / 1e6}
 
 
 def time_chunk(name, layers=16):
@@ -263,20 +255,21 @@ def time_chunk(name, layers=16):
             q = chunk_attention(q, k, v, table, start, length, scale=d**-0.5, turns=turns)
         return q
 
-    found = []
+    queries = {T: draw(5, (T, H, d)) for T in (2048, 512)}
+    forms = [(turns, T) for turns in (True, False) for T in queries]
+    compile_all([chain.lower(queries[T], k, v, tables, 0, T, turns=turns) for turns, T in forms])
     for turns in (True, False):
+        whole = 0
         for T, start in ((2048, 0), (2048, 2048), (2048, 4096), (2048, 6144), (512, 0), (512, 6144)):
             run = functools.partial(chain, turns=turns)
-            us = timed(run, draw(5, (T, H, d)), k, v, tables, start, T, calls=4) / layers * 1e6
+            us = timed(run, queries[T], k, v, tables, start, T, calls=4) / layers * 1e6
             rate = 4 * H * d * sum(range(start + 1, start + T + 1)) / us / 1e6
-            found.append({"shape": name, "turns": turns, "tokens": T, "start": start, "us": us, "tflop_per_s": rate})
-        whole = sum(row["us"] for row in found[-6:-2]) * layers / 1e3
-        found.append({"shape": name, "turns": turns, "tokens": CONTEXT, "layers": layers, "ms": whole})
-    return found
+            whole += us * layers / 1e3 if T == 2048 else 0
+            yield {"shape": name, "turns": turns, "tokens": T, "start": start, "us": us, "tflop_per_s": rate}
+        yield {"shape": name, "turns": turns, "tokens": CONTEXT, "layers": layers, "ms": whole}
 
 
-def time_schedule(_):
-    found = []
+def time_schedule():
     for rows, width in ((8, 64), (8, 1024), (128, 64), (128, 1024)):
 
         @jax.jit
@@ -289,49 +282,47 @@ def time_schedule(_):
 
         tables = jnp.zeros((rows, width), jnp.int32)
         us = timed(chain, tables, jnp.full((rows,), width * 64, jnp.int32), calls=2) / 100 * 1e6
-        found.append({"rows": rows, "pages": width, "us": us})
-    return found
+        yield {"rows": rows, "pages": width, "us": us}
+
+
+def checks():
+    """In the order of their value."""
+
+    def of(section, function, names, *rest):
+        words = "".join(f" B={rows}" for rows in rest[:1])
+        return [Check(section, name + words, functools.partial(function, name, *rest)) for name in names]
+
+    return [
+        *of("bits", check_bits, SHAPES),
+        *of("decode", time_decode, SHAPES, 1, 128),
+        *of("chunk-bits", check_chunk_bits, SHAPES),
+        *of("decode", time_decode, SHAPES, 8, 64),
+        *of("decode", time_decode, SHAPES, 32, 16),
+        *of("error", check_error, SHAPES),
+        *of("decode", time_decode, SHAPES, 128, 4),
+        *of("odd", check_odd, ODD_SHAPES),
+        *of("chunk", time_chunk, SHAPES),
+        Check("schedule", "all", time_schedule),
+    ]
 
 
 def main():
-    commit, *sections = [*sys.argv[1:], "unknown"][:1] + sys.argv[2:]
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    record = {
-        "gpu": jax.devices()[0].device_kind,
-        "driver": subprocess.run(query, capture_output=True, text=True).stdout.strip(),
-        "jax": jax.__version__,
-        "commit": commit,
-    }
-    faulthandler.dump_traceback_later(SHAPE_SECONDS, exit=True)
+    known = list(dict.fromkeys(check.section for check in checks()))
+    given = arguments(__doc__, known, known)
+    begun = time.monotonic()
     copying = jax.jit(lambda x: lax.fori_loop(0, 20, lambda _, x: x + 1, x))
-    record["copy_tb_per_s"] = copy = 2**31 / timed(copying, jnp.zeros((2**28,), jnp.float32), calls=2) * 20 / 1e12
-    print(record, flush=True)
-    work = {
-        "bits": (check_bits, SHAPES),
-        "odd": (check_odd, ODD_SHAPES),
-        "error": (check_error, SHAPES),
-        "decode": (time_decode, SHAPES),
-        "chunk": (time_chunk, SHAPES),
-        "schedule": (time_schedule, ("",)),
-    }
-    for section in sections or work:
-        function, names = work[section]
-        begin, record[section] = time.time(), []
-        for name in names:
-            faulthandler.dump_traceback_later(SHAPE_SECONDS, exit=True)
-            record[section] += function(name)
-            if "OUT" in os.environ:
-                path = pathlib.Path(os.environ["OUT"], "attention.json")
-                path.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"--- {section}, {time.time() - begin:.0f} s")
-        for row in record[section]:
-            share = f" {row['tb_per_s'] / copy:4.0%} of copy" if "tb_per_s" in row else ""
-            print(*(f"{v:.4g}" if isinstance(v, float) else f"{v}" for v in row.values()), share, flush=True)
-    faulthandler.cancel_dump_traceback_later()
-    checks = [row for section in ("bits", "odd") for row in record.get(section, [])]
-    if checks:
-        print(f"bits equal in {sum(row['equal'] for row in checks)} of {len(checks)} cases")
-        print(*(f"    differs: {row}" for row in checks if not row["equal"]), sep="\n")
+    copy = 2**31 / timed(copying, jnp.zeros((2**28,), jnp.float32), calls=2) * 20 / 1e12
+    left = given.seconds - (time.monotonic() - begun)
+    found = Checklist({**facts(given.commit), "copy_tb_per_s": copy}, out_file("attention.json"), left)
+    whole = found.run([check for check in checks() if check.section in given.sections], CHECK_SECONDS)
+    rows = [row for section in ("bits", "chunk-bits", "odd") for row in found.record.get(section, [])]
+    differing = [row for row in rows if not row["equal"]]
+    print(f"bits equal in {len(rows) - len(differing)} of {len(rows)} cases")
+    print(*(f"    differs: {row}" for row in differing), sep="\n")
+    for row in found.record.get("decode", []):
+        words = f"{row['shape']:14} B={row['rows']:<3} {row['keys']:5} keys{'' if row['cold'] else ' (warm)'}"
+        print(f"{words} {row['us']:8.1f} us {row['tb_per_s']:5.2f} TB/s {row['tb_per_s'] / copy:4.0%} of copy")
+    sys.exit(0 if whole and not differing else 1)
 
 
 if __name__ == "__main__":
