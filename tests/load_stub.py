@@ -13,6 +13,8 @@ import attrs
 
 from mlxcel.remote_http import Address
 from mlxcel.tools.load.client import request_bytes
+from mlxcel.tools.load.connections import Connections
+from mlxcel.tools.load.measure import Load, run_load
 
 T = TypeVar("T")
 
@@ -59,6 +61,17 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> bytes:
     return event({"choices": [], "usage": told})
 
 
+def framed(script: Script) -> Script:
+    """In chunks, behind which the connection stays."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = [(pause, act if act == HEAD or not isinstance(act, bytes) else chunk(act)) for pause, act in script]
+    return [(pause, head if act == HEAD else act) for pause, act in chunks] + [(0.0, b"0\r\n\r\n")]
+
+
+def chunk(body: bytes) -> bytes:
+    return f"{len(body):x}\r\n".encode() + body + b"\r\n"
+
+
 def reply(*gaps: float, prompt: int = 7, tokens: int | None = None, cached: int | None = None) -> Script:
     """A word after each gap, and a whole end at once behind the last."""
     words: list[tuple[float, Act]] = [(gap, text(" w")) for gap in gaps]
@@ -73,13 +86,24 @@ def refusal(status: int, body: bytes) -> Script:
 @attrs.define
 class Stub:
     """Request number n is answered by script n; `most` is how many it had at once. A script that is None takes no
-    connection."""
+    connection; `connections` counts those that were taken."""
 
     scripts: Sequence[Script | None]
     asked: list[bytes] = attrs.field(factory=list)
     now: int = 0
     most: int = 0
     connections: int = 0
+    _next: int = 0
+
+    def following(self) -> Script | None:
+        self._next += 1
+        return self.scripts[self._next - 1]
+
+    def refuses(self) -> bool:
+        """Whether the next request gets no connection; then it is over."""
+        if refused := self.scripts[self._next] is None:
+            self._next += 1
+        return refused
 
     async def answer(self, script: Script, loop: Loop, protocol: asyncio.Protocol) -> None:
         self.now += 1
@@ -109,12 +133,11 @@ class Loop(asyncio.SelectorEventLoop):
         return self.now
 
     async def create_connection(self, factory: Callable[[], Any], *place: Any, **options: Any) -> Any:  # type: ignore[override]
-        script = self._stub.scripts[self._stub.connections]
-        self._stub.connections += 1
-        if script is None:
+        if self._stub.refuses():
             raise ConnectionRefusedError(111, "Connection refused")
+        self._stub.connections += 1
         protocol = factory()
-        transport = _Transport(self, self._stub, script, protocol)
+        transport = _Transport(self, self._stub, protocol)
         protocol.connection_made(transport)
         return transport, protocol
 
@@ -131,22 +154,36 @@ class _Selector(selectors.SelectSelector):
 
 
 class _Transport(asyncio.Transport):
-    def __init__(self, loop: Loop, stub: Stub, script: Script, protocol: asyncio.Protocol) -> None:
+    def __init__(self, loop: Loop, stub: Stub, protocol: asyncio.Protocol) -> None:
         super().__init__()
-        self._stub = stub
-        self._task = loop.create_task(stub.answer(script, loop, protocol))
+        self._loop, self._stub, self._protocol = loop, stub, protocol
+        self._tasks: list[asyncio.Task[None]] = []
 
     def write(self, data: Any) -> None:
         self._stub.asked.append(bytes(data))
+        script = self._stub.following()
+        assert script is not None
+        self._tasks.append(self._loop.create_task(self._stub.answer(script, self._loop, self._protocol)))
 
     def abort(self) -> None:
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._loop.call_soon(self._protocol.connection_lost, None)
 
 
 def run(stub: Stub, main: Coroutine[Any, Any, T]) -> T:
     """In a loop of its own, from second 0 on."""
     with asyncio.Runner(loop_factory=lambda: Loop(stub)) as runner:
         return runner.run(main)
+
+
+async def loaded(plan: Sequence[float], **how: Any) -> Load:
+    """Requests at moments of a plan, then nothing more."""
+    connections = Connections(ADDRESS)
+    try:
+        return await run_load(connections, posts(len(plan)), plan, **how)
+    finally:
+        connections.close()
 
 
 def posts(count: int) -> list[bytes]:

@@ -18,8 +18,11 @@ from load_stub import (
     Script,
     Stall,
     Stub,
+    chunk,
     delta,
     event,
+    framed,
+    loaded,
     posts,
     refusal,
     reply,
@@ -31,7 +34,7 @@ from load_stub import (
 from mlxcel.tools.load.arrivals import arrivals
 from mlxcel.tools.load.client import request_bytes
 from mlxcel.tools.load.dataset import Asked
-from mlxcel.tools.load.measure import Load, run_load
+from mlxcel.tools.load.measure import Load
 from mlxcel.tools.load.options import LoadOptions
 from mlxcel.tools.load.own_cost import own_cost
 from mlxcel.tools.load.report import table
@@ -45,7 +48,7 @@ FACTS = Facts("2026-11-30T12:00:00+00:00", "m", "1", "server", own_cost=0.0)
 
 def load(stub: Stub, plan: list[float] | None = None, **how: Any) -> Load:
     plan = plan or [0.0] * len(stub.scripts)
-    return run(stub, run_load(ADDRESS, posts(len(plan)), plan, **{"timeout": 100.0, **how}))
+    return run(stub, loaded(plan, **{"timeout": 100.0, **how}))
 
 
 def measured(
@@ -217,6 +220,97 @@ def test_each_request_is_sent_once_and_as_it_is() -> None:
     stub = Stub([reply(0.25)] * 3)
     load(stub)
     assert stub.asked == posts(3)
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_is_used_again_behind_a_whole_reply() -> None:
+    """Two at once need two; each is taken again by whoever comes next, and the numbers are the same."""
+    stub = Stub([framed(reply(0.5, 0.25))] * 6)
+    done = load(stub, max_concurrency=2)
+    assert (stub.connections, stub.most) == (2, 2)
+    assert [each.reply.fault for each in done.sent] == [None] * 6
+    assert [each.reply.times[0] - each.reply.sent for each in done.sent] == [0.5] * 6
+    assert stub.asked == posts(6)
+
+
+def test_a_refusal_leaves_the_connection() -> None:
+    stub = Stub([refusal(503, b"{}"), framed(reply(0.5))])
+    done = load(stub, max_concurrency=1)
+    assert [each.reply.status for each in done.sent] == [503, 200]
+    assert stub.connections == 1
+
+
+@pytest.mark.parametrize("name", ["unframed", "error", "timeout", "old", "close"])
+def test_a_connection_that_cannot_be_used_again_is_left(name: str) -> None:
+    chunked_head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+    scripts: dict[str, Script] = {
+        "unframed": reply(0.5),
+        "error": framed([(0.0, HEAD), (0.5, event({"error": {"message": "gone"}}))]),
+        "timeout": framed(reply(1000.0)),
+        "old": [(0.0, chunked_head.replace(b"1.1", b"1.0") + b"\r\n" + chunk(DONE) + b"0\r\n\r\n")],
+        "close": [(0.0, chunked_head + b"Connection: Close\r\n\r\n" + chunk(DONE) + b"0\r\n\r\n")],
+    }
+    stub = Stub([scripts[name], framed(reply(0.5, 0.5))])
+    done = load(stub, max_concurrency=1)
+    assert stub.connections == 2
+    assert (done.sent[0].reply.fault is None) == (name not in ("error", "timeout"))
+    assert done.sent[1].reply.fault is None
+    assert len(done.sent[1].reply.times) == 2
+
+
+def test_a_connection_that_the_server_closed_is_not_the_requests_fault() -> None:
+    """While it was idle, or as the request set out: it is sent on another one. On a new one it is the server's."""
+    idle = [*framed(reply(0.5)), (1.0, Cut())]
+    stub = Stub([idle, framed(reply(0.5))])
+    assert [each.reply.fault for each in load(stub, [0.0, 3.0]).sent] == [None, None]
+    assert stub.connections == 2
+    cut: Script = [(0.25, Cut())]
+    stub = Stub([framed(reply(0.5)), cut, framed(reply(0.5))])
+    done = load(stub, [0.0, 1.0])
+    assert [each.reply.fault for each in done.sent] == [None, None]
+    assert [each.reply.times[0] - each.reply.sent for each in done.sent] == [0.5, 0.75], "the detour counts"
+    assert load(Stub([cut])).sent[0].reply.fault == "the connection ended without a reply"
+    begun: Script = [(0.25, b"HTTP/1.1 200 OK\r\n"), (0.25, Cut())]
+    stub = Stub([framed(reply(0.5)), begun])
+    assert load(stub, [0.0, 1.0]).sent[1].reply.fault == "the connection ended without a reply"
+
+
+def test_whoever_takes_a_connection_the_moment_it_is_free_has_it_alone() -> None:
+    """All of a reply comes at the moment at which the next request is due, which may be the first to run. The one whose
+    reply ended has no more to do with the connection."""
+    (_, head), *_ = framed([(0.0, HEAD)])
+    assert isinstance(head, bytes)
+    whole: Script = [(0.0, head), (0.5, chunk(text(" w", "length") + usage(7, 1) + DONE) + b"0\r\n\r\n")]
+    stub = Stub([whole] * 6)
+    done = load(stub, [0.0, 1.0, 1.5, 2.0, 2.5])
+    assert stub.asked == posts(5)
+    assert stub.connections == 1
+    assert [each.reply.fault for each in done.sent] == [None] * 5
+    assert [each.reply.times[0] - each.reply.sent for each in done.sent] == [0.5] * 5
+
+
+def test_the_end_of_a_body_may_come_behind_the_end_of_a_reply() -> None:
+    """Whoever comes before that takes a new connection, whoever comes behind it the same."""
+    *most, last = framed(reply(0.5))
+    late = [*most, (1.0, last[1])]
+    stub = Stub([late, framed(reply(0.25)), framed(reply(0.25)), framed(reply(0.25))])
+    done = load(stub, [0.0, 1.0, 1.0, 2.0])
+    assert [each.reply.ended for each in done.sent] == [0.5, 1.25, 1.25, 2.25]
+    assert stub.connections == 3
+
+
+def test_what_comes_behind_a_reply_is_no_fault_of_it() -> None:
+    """The connection is not used again."""
+    *most, _ = framed(reply(0.5))
+    stub = Stub([[*most, (0.25, b"zz\r\n")], framed(reply(0.25))])
+    done = load(stub, [0.0, 1.0])
+    assert [each.reply.fault for each in done.sent] == [None, None]
+    assert stub.connections == 2
+    stub = Stub([[*framed(reply(0.5)), (0.25, b"HTTP/1.1 408 Timeout\r\n\r\n")], framed(reply(0.25))])
+    assert [each.reply.fault for each in load(stub, [0.0, 1.0]).sent] == [None, None]
+    assert stub.connections == 2
 
 
 # --- failures (8.4, 4) ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from mlxcel.errors import MlxcelError, ServerError
 from mlxcel.remote_http import Exchange
 from mlxcel.tools.load.arrivals import arrivals
 from mlxcel.tools.load.client import ask, request_bytes
+from mlxcel.tools.load.connections import Connections
 from mlxcel.tools.load.dataset import Asked, file_prompts
 from mlxcel.tools.load.lengths import TokenizerCounter, counter
 from mlxcel.tools.load.measure import Load, run_load
@@ -95,8 +96,9 @@ async def _under_load(
     progress: Progress,
     say: Callable[[str], None],
 ) -> Load:
+    connections = Connections(options.address)
     for request in requests[len(plan) :]:
-        reply = await ask(options.address, request, timeout=options.timeout)
+        reply = await ask(connections, request, timeout=options.timeout)
         if reply.fault is not None:
             say(f"warning: a warm-up failed: {options.without_secrets(reply.fault)}")
     done = 0
@@ -109,7 +111,7 @@ async def _under_load(
     progress.start("generate", len(plan), "requests")
     try:
         return await run_load(
-            options.address,
+            connections,
             requests[: len(plan)],
             plan,
             timeout=options.timeout,
@@ -118,6 +120,7 @@ async def _under_load(
         )
     finally:
         progress.finish()
+        connections.close()
 
 
 def _body(options: LoadOptions, model: str, asked: Asked) -> dict[str, Any]:

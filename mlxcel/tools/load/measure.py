@@ -8,8 +8,8 @@ from contextlib import nullcontext
 
 import attrs
 
-from mlxcel.remote_http import Address
 from mlxcel.tools.load.client import ask
+from mlxcel.tools.load.connections import Connections
 from mlxcel.tools.load.reply import Reply
 
 
@@ -33,7 +33,7 @@ class Load:
 
 
 async def run_load(
-    address: Address,
+    connections: Connections,
     requests: Sequence[bytes],
     plan: Sequence[float],
     *,
@@ -48,7 +48,7 @@ async def run_load(
 
     async def one(request: bytes, due: float, ready: float) -> Sent:
         async with places:
-            reply = await ask(address, request, timeout=timeout)
+            reply = await ask(connections, request, timeout=timeout)
         over()
         return Sent(due, ready, reply)
 

@@ -12,6 +12,7 @@ from typing import Final
 from mlxcel.errors import ServerError
 from mlxcel.remote_http import Address
 from mlxcel.tools.load.client import ask, request_bytes
+from mlxcel.tools.load.connections import Connections
 
 CHUNKS: Final = 200
 PAUSE: Final = 0.0005
@@ -37,10 +38,13 @@ def own_cost() -> float:
 async def _heard(address: Address) -> float:
     request = request_bytes(address, "/", (), {})
     before = time.thread_time()
-    reply = await ask(address, request, timeout=LIMIT)
+    connections = Connections(address)
+    reply = await ask(connections, request, timeout=LIMIT)
     if reply.fault is not None:
         raise ServerError(f"this machine's own stub cannot be heard: {reply.fault}", hint="is loopback blocked?")
-    return (time.thread_time() - before) / len(reply.times)
+    spent = time.thread_time() - before
+    connections.close()
+    return spent / len(reply.times)
 
 
 def _serve(bound: socket.socket) -> None:

@@ -17,12 +17,14 @@ class WireFault(ValueError):
 
 class ReplyReader:
     """One reply. `status` is 0 until its head is here, `headers` are by lower case, `complete` once it is all there as
-    far as the reply itself tells: one without a length ends with its connection."""
+    far as the reply itself tells: one without a length ends with its connection. `keeps`: the connection can be used
+    again behind it."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.complete = False
+        self.keeps = False
         self._held = bytearray()
         self._chunked = False
         self._left: int | None = None  # bytes, where the head says how many
@@ -67,6 +69,8 @@ class ReplyReader:
         if not self._chunked and length.isdecimal():
             self._left = int(length)
             self.complete = self._left == 0
+        framed = self._chunked or self._left is not None
+        self.keeps = framed and version != "HTTP/1.0" and self.headers.get("connection", "").lower() != "close"
         return True
 
     def _chunks(self) -> bytes:
