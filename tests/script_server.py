@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -106,10 +107,16 @@ class ScriptServer:
 
 
 @contextmanager
-def running(model: Path, settings: ServerSettings | None = None, **options: Any) -> Iterator[ScriptServer]:
+def running(
+    model: Path,
+    settings: ServerSettings | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> Iterator[ScriptServer]:
     """A server over the checkpoint in `model`, whose replies the script plugin makes, from bytes, unless `options` name
-    another backend."""
-    app, made = _application(model, settings or ServerSettings(), options)
+    another backend. `clock` is the scheduler's."""
+    app, made = _application(model, settings or ServerSettings(), options, clock)
     bound = socket.create_server(("127.0.0.1", 0), backlog=100)
     port = bound.getsockname()[1]
     hypercorn = Config()
@@ -171,7 +178,9 @@ def commanded(model: Path, settings: ServerSettings | None = None, **options: An
         end()
 
 
-def _application(model: Path, settings: ServerSettings, options: dict[str, Any]) -> tuple[Starlette, list[Serving]]:
+def _application(
+    model: Path, settings: ServerSettings, options: dict[str, Any], clock: Callable[[], float] = time.monotonic
+) -> tuple[Starlette, list[Serving]]:
     """And where its model will be once it is loaded."""
     GATE.open.set()
     config = serving_config(EngineConfig.resolve({"model": str(model), "backend": "script", **options}, environ={}))
@@ -185,6 +194,7 @@ def _application(model: Path, settings: ServerSettings, options: dict[str, Any])
             NoProgress(),
             max_queue_depth=settings.max_queue_depth,
             tokenizer=ByteTokenizer() if scripted else None,
+            clock=clock,
         )
         made.append(serving)
         return serving

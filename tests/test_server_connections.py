@@ -182,28 +182,23 @@ def test_h_k7_more_than_may_wait_is_refused_before_the_next_step(server: ScriptS
     assert server.idle()
 
 
-@pytest.fixture(scope="module")
-def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptServer]:
-    """One row, and hardly any time."""
-    settings = ServerSettings(timeout=0.01)
-    with running(write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny"), settings, max_num_seqs=1) as made:
-        yield made
-
-
-def test_a_request_whose_time_is_over_is_504(hurried: ScriptServer) -> None:
+def test_a_request_whose_time_is_over_is_504(tmp_path: Path) -> None:
     """`--timeout`: before a reply a status, in a stream its last event."""
-    for stream in (False, True):
-        GATE.shut(after=3 if stream else 0)
-        with hurried.raw(TEXT, {"prompt": LONG, "stream": stream}) as connection:
-            assert GATE.waited.wait(30)
-            time.sleep(0.02)
-            GATE.open.set()
-            reply = read_until(connection, b'"request_id"')
-        assert (b" 504 " in reply.split(b"\r\n")[0]) is not stream
-        assert b'"type":"server_timeout"' in reply
-        assert b'"code":"timeout"' in reply
-        assert b"[DONE]" not in reply
-    assert hurried.idle()
+    late = [0.0]
+    model, settings = write_tiny_llama(tmp_path / "tiny"), ServerSettings(timeout=60)
+    with running(model, settings, clock=lambda: time.monotonic() + late[0], max_num_seqs=1) as server:
+        for stream in (False, True):
+            GATE.shut(after=3 if stream else 0)
+            with server.raw(TEXT, {"prompt": LONG, "stream": stream}) as connection:
+                assert GATE.waited.wait(30)
+                late[0] += 60
+                GATE.open.set()
+                reply = read_until(connection, b'"request_id"')
+            assert (b" 504 " in reply.split(b"\r\n")[0]) is not stream
+            assert b'"type":"server_timeout"' in reply
+            assert b'"code":"timeout"' in reply
+            assert b"[DONE]" not in reply
+        assert server.idle()
 
 
 def test_a_client_that_takes_nothing_for_long_is_given_up(
