@@ -262,6 +262,14 @@ def test_another_kind_of_body_is_415(media: str, status: int) -> None:
         assert reply.json()["error"]["code"] == "unsupported_media_type"
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("identity", 200), ("gzip", 415), ("br, gzip", 415), ("", 415)])
+def test_a_body_that_is_encoded_is_415(encoding: str, status: int) -> None:
+    """A small one could be as large as anybody likes."""
+    client, _ = reading(Completion)
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+    assert client.post("/read", content=b'{"prompt":"a"}', headers=headers).status_code == status
+
+
 def test_an_absent_type_is_json() -> None:
     client, _ = reading(Completion)
     request = client.build_request("POST", "/read", content=b'{"prompt":"a"}')

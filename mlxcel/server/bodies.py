@@ -22,6 +22,7 @@ from mlxcel.server.refusals import UnsupportedMediaType
 from mlxcel.server.state import ServerState
 
 JSON: Final = "application/json"
+PLAIN: Final = "identity"
 
 MOST_TEXT: Final = 64 << 10
 """Bytes of one string that is neither a prompt nor the content of a message."""
@@ -53,6 +54,8 @@ async def read_body(request: Request, kind: type[B]) -> B:
     media = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media != JSON:
         raise UnsupportedMediaType(f"the body is {shown(media)}, {JSON} is read here", hint=f"send `{JSON}`")
+    if (encoding := request.headers.get("content-encoding", PLAIN).strip().lower()) != PLAIN:
+        raise UnsupportedMediaType(f"the body's encoding is {shown(encoding)}, none is read here", hint="send it plain")
     body = bytearray()
     async for part in request.stream():
         body += part  # parts may be of a byte each, and an object of Python's for each would be many times the body

@@ -16,13 +16,12 @@ from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.server.asking import ask
 from mlxcel.server.bodies import read_body
 from mlxcel.server.bridge import Replies, hang_up
-from mlxcel.server.json_out import Json
 from mlxcel.server.native_choice import NativeChoice
 from mlxcel.server.native_fields import Native, check_native
 from mlxcel.server.native_prompts import native_prompts
 from mlxcel.server.native_reply import NativeReply
 from mlxcel.server.prompt_progress import PromptProgress
-from mlxcel.server.results import results_of
+from mlxcel.server.results import results_of, whole
 from mlxcel.server.sse import PAUSE, EventStream, data
 from mlxcel.server.stream_faults import told
 
@@ -58,7 +57,7 @@ async def completion(request: Request) -> Response | EventStream:
         return EventStream(answer.frames(replies, request.state.request_id), ping, leave=replies.cancel)
     async with hang_up(request.receive, replies.cancel):
         results = await results_of(replies, len(prepared))
-    return Json(answer.whole(results))
+    return await whole(answer.whole, results)
 
 
 ROUTES: Final = [Route(path, completion, methods=["POST"]) for path in ("/completion", "/completions")]

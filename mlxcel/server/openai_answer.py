@@ -14,11 +14,10 @@ from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.result import RequestResult
 from mlxcel.server.bridge import Replies, hang_up
-from mlxcel.server.json_out import Json
 from mlxcel.server.openai_choice import ChatChoice, TextChoice
 from mlxcel.server.openai_reply import Head, Usage, usage_of
 from mlxcel.server.prompt_progress import PromptProgress
-from mlxcel.server.results import results_of
+from mlxcel.server.results import results_of, whole
 from mlxcel.server.sse import DONE, PAUSE, EventStream, data
 from mlxcel.server.stream_faults import told
 
@@ -60,7 +59,7 @@ async def answer(
         return EventStream(reply.frames(replies, record.id), ping, leave=replies.cancel)
     async with hang_up(request.receive, replies.cancel):
         results = await results_of(replies, len(prepared))
-    return Json(reply.whole(results))
+    return await whole(reply.whole, results)
 
 
 class _Told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -87,9 +88,9 @@ def reasoning_tokens(result: RequestResult, tokenizer: Tokenizer) -> int:
     if not result.reasoning:
         return 0
     stream = Detokeniser(tokenizer, skip_special=False)
-    said = ""
-    for count, token in enumerate(result.token_ids, start=1):
-        said += stream.push(token)
-        if result.reasoning in said:
-            return count
-    return len(result.token_ids)
+    pieces = [stream.push(token) for token in result.token_ids]
+    found = "".join(pieces).find(result.reasoning)
+    if found < 0:
+        return len(pieces)
+    ends = accumulate(len(piece) for piece in pieces)
+    return next(count for count, end in enumerate(ends, start=1) if end >= found + len(result.reasoning))
