@@ -292,15 +292,24 @@ def answered(server: Served) -> tuple[str, int]:
     return reply["choices"][0]["text"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_h_k11_a_server_that_is_killed_leaves_the_file_of_kept_prompts_whole(model: Path, tmp_path: Path) -> None:
-    """3.11: what the end of an earlier one wrote is there for the next, byte for byte."""
-    file = tmp_path / "kept"
-    options = ("--prompt-cache-file", str(file))
-    with serving(model, *options) as server:
+@pytest.fixture(scope="module")
+def kept(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
+    """What a server that ends well said to KEPT, and the file of prompts that it wrote."""
+    file = tmp_path_factory.mktemp("kept") / "kept"
+    with serving(model, "--prompt-cache-file", str(file)) as server:
         text, cached = answered(server)
         server.process.send_signal(signal.SIGTERM)
     assert (server.process.returncode, cached) == (0, 0)
-    written = file.read_bytes()
+    return text, file.read_bytes()
+
+
+def test_h_k11_a_server_that_is_killed_leaves_the_file_of_kept_prompts_whole(
+    model: Path, kept: tuple[str, bytes], tmp_path: Path
+) -> None:
+    """3.11: what the end of an earlier one wrote is there for the next, byte for byte."""
+    file, (text, written) = tmp_path / "kept", kept
+    file.write_bytes(written)
+    options = ("--prompt-cache-file", str(file))
     with serving(model, *options) as server:
         again, cached = answered(server)
         assert (again, cached > 100) == (text, True)
@@ -318,18 +327,15 @@ def test_h_k11_a_server_that_is_killed_leaves_the_file_of_kept_prompts_whole(mod
 
 @pytest.mark.parametrize("earlier", [False, True])
 def test_h_k11_a_server_that_is_killed_while_it_writes_prompts_is_as_if_it_had_not(
-    model: Path, tmp_path: Path, earlier: bool
+    model: Path, kept: tuple[str, bytes], tmp_path: Path, earlier: bool
 ) -> None:
     """3.11: the next one reads the file of before, or none; and writes its own."""
-    file = tmp_path / "kept"
+    file, (text, written) = tmp_path / "kept", kept
     options = ("--prompt-cache-file", str(file))
     if earlier:
-        with serving(model, *options) as server:
-            answered(server)
-            server.process.send_signal(signal.SIGTERM)
-    written = file.read_bytes() if earlier else None
+        file.write_bytes(written)
     with serving(model, *options, program=("-c", KILLED_WHILE_IT_WRITES)) as server:
-        text, _ = answered(server)
+        assert answered(server)[0] == text
         server.process.send_signal(signal.SIGTERM)
     assert server.process.returncode == -signal.SIGKILL
     assert (file.read_bytes() if earlier else file.exists()) == (written if earlier else False)
