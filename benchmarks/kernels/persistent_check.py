@@ -267,7 +267,7 @@ def timed(name: str, lengths: list[int], variants: dict[str, dict[str, Any]]) ->
 
 
 def timeline(name: str, lengths: list[int]) -> dict[str, Any]:
-    """When the blocks of a timed step are where: microseconds from the first block that sees the results before a
+    """When the blocks of a timed step are where: microseconds from the first block that has the tokens of a
     layer, median of the inner layers; of the blocks that note a moment, the first, the median and the last."""
     step, stacked, batch = prepared(name, lengths, timed=True)
     for _ in range(3):
@@ -275,7 +275,8 @@ def timeline(name: str, lengths: list[int]) -> dict[str, Any]:
     times = np.asarray(made.times).astype(np.uint32)[1:-1]
     noted: np.ndarray[Any, Any] = np.asarray(times[..., 1].any(axis=0))  # [EVENTS, blocks]
     ns = times[..., 0].astype(np.int64)
-    start = np.where(noted[1], ns[:, 1], 2**40).min(axis=1)
+    first = MOMENTS.index("tokens here")
+    start = np.where(noted[first], ns[:, first], 2**40).min(axis=1)
     since = (ns - start[:, None, None]) / 1e3
     resolution = int(np.gcd.reduce(np.unique(ns)[1:] - np.unique(ns)[:-1]))
     found: dict[str, Any] = {"timer": f"{resolution} ns", "layer": float(np.median(np.diff(start)) / 1e3)}

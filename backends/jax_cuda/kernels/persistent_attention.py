@@ -1,8 +1,8 @@
 """Decode attention as a phase of the persistent step: partials of blocks of keys, and their merging.
 
 Same order of summation as `decode_attention`, so the same bits. Old keys and values come through the ring and may have
-been waiting there since before the queries were known. The newest token's were written a moment ago by another block:
-the eight positions with it are read again, over what the ring has of them.
+been waiting there since before the queries were known. The newest token's come from the block that made them, with the
+queries, and are put over what the ring has in their place.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels import attention
 from mlxcel_jax_cuda.kernels.attention import BLOCK, FLOOR, HALF, MASKED, Scoring
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
-from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, load, plgpu, store
+from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, load, plgpu, store, store_tokens
 from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work
 from mlxcel_jax_cuda.kernels.persistent_watch import Watch
+from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_tokens, put_newest
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 FAN = 8
 """Partials that are loaded at a time."""
-
-AGAIN = 8
-"""Positions that are read again: a row of the ring's tiles."""
 
 HALVES = BLOCK // HALF
 
@@ -56,47 +54,28 @@ class Attention:
     work: Work
     ring: Ring
     counters: Counters
+    exchange: Exchange
     watch: Watch
-    queries: Any  # [N, K, 8, d] bf16 in device memory
-    keys: Any  # [L * pages, K, page_size, d] bf16
-    values: Any
-    page: Any  # [N] int32
-    place: Any  # [N] int32
-    partials: Any  # [items, K, d, 8] float32
+    heads_made: Any  # [2, items, 2, N, 64] bf16: q, k and v as `Ends` leaves them
+    partials: Any  # [items, K, d, 8] float32 in device memory
     stats: Any  # [items, K, 2, 8] float32: maxima and sums
-    mixed: Any  # [N, H d] bf16
-    own_queries: Any  # [2, 8, d] bf16 in shared memory
+    mixed: Any  # [2, N, K, 8, d] bf16
+    queries: Any  # [8, d] bf16 in shared memory
+    newest: Any  # [2, d] bf16 in shared memory: key and value
     weights: Any  # [HALVES, 8, HALF] bf16 in shared memory
-    out: Any  # [8, 64] bf16 in shared memory
-    queries_here: Any
-    newest_here: Any
 
-    def run(self, layer: Any, first_step: Any, results: Any) -> Any:
+    def run(self, layer: Any, first_step: Any) -> Any:
         """A block's items of a layer, then its share of the merging; the ring step behind them."""
         block, items, attended = self.work.block, self.work.items, jnp.int32(self.step.attended)
         merges = lax.div(attended - block + (self.step.sms - 1), jnp.int32(self.step.sms))
 
-        @pl.when((items > 0) | (merges > 0))
-        def _wait() -> None:
-            self.watch.moment(layer, "attention", "waits")
-            self.counters.wait_for_results(results)
-            self.watch.moment(layer, "attention", "results seen")
-
-        @pl.when(items > 0)
-        def _first_queries() -> None:
-            self._ask_for_queries(jnp.int32(0), self.work.record(jnp.int32(0), 1)[0])
-
         def item(n: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             step, row, first, run, length = carry
             upcoming = self.work.record(n + 1, FIELDS)
-
-            @pl.when(n + 1 < items)
-            def _next_queries() -> None:
-                self._ask_for_queries(n + 1, upcoming[0])
-
-            plgpu.barrier_wait(self.queries_here.at[lax.rem(n, jnp.int32(2))])
+            self.watch.moment(layer, "attention", "waits")
+            self._bring_heads(layer, row, self.work.place(n)[1])
             self.watch.moment(layer, "attention", "tokens here")
-            step, partial = self._blocks(layer, n, step, row, first, run, length)
+            step, partial = self._blocks(step, first, run, length)
             self.watch.moment(layer, "attention", "products done")
             self._give(layer, n, row, partial)
             self.watch.moment(layer, "attention", "over")
@@ -107,23 +86,25 @@ class Attention:
 
         def merge(n: Any, carry: Any) -> Any:
             self._merge_one(layer, block + n * self.step.sms)
-            self.watch.moment(layer, "attention", "over")
             return carry
 
         lax.fori_loop(0, merges, merge, 0)
         return step
 
-    def _ask_for_queries(self, n: Any, row: Any) -> None:
-        place = lax.rem(n, jnp.int32(2))
-        queries = self.queries.at[row, self.work.place(n)[1]]
-        plgpu.copy_gmem_to_smem(queries, self.own_queries.at[place], self.queries_here.at[place])
+    def _bring_heads(self, layer: Any, row: Any, kv_head: Any) -> None:
+        step = self.step
+        heads = [kv_head * step.group + i for i in range(step.group)]
+        heads += [step.heads + kv_head, step.heads + step.kv_heads + kv_head]
+        together = jnp.int32(step.together)
+        items, within = [lax.div(head, together) for head in heads], [lax.rem(head, together) for head in heads]
+        plgpu.commit_smem()  # all warps have read those before
+        made = self.heads_made.at[lax.rem(layer, jnp.int32(2))]
+        self.exchange.heads(made, row, items, within, step.head_dim // 2, (self.queries, self.newest))
+        plgpu.commit_smem()
 
-    def _blocks(
-        self, layer: Any, n: Any, step: Any, row: Any, first: Any, run: Any, length: Any
-    ) -> tuple[Any, Partial]:
+    def _blocks(self, step: Any, first: Any, run: Any, length: Any) -> tuple[Any, Partial]:
         """The ring step behind an item's blocks, and their partial."""
         scoring, chunks, ring = Scoring(self.step.scale), self.step.chunks, self.ring
-        kv_head, place = self.work.place(n)[1], lax.rem(n, jnp.int32(2))
         key = plgpu.broadcasted_iota(jnp.int32, (HALF, COLUMNS), 0, layout=WGMMA)
         of_side = BLOCK // STEP * chunks  # ring steps of a block's keys, and of its values
 
@@ -145,9 +126,16 @@ class Attention:
             has_come(step)
 
             @pl.when(newest < BLOCK)
-            def _again() -> None:
+            def _newest() -> None:
                 has_come(of_values)
-                self._read_again(layer, row, kv_head, step, newest)
+                run_of_keys = lax.div(newest, jnp.int32(STEP))
+                slots = [
+                    ring.slot(step + (side * (BLOCK // STEP) + run_of_keys) * chunks + chunk)
+                    for side in (0, 1)
+                    for chunk in range(chunks)
+                ]
+                put_newest(ring.slots, self.newest, slots, lax.rem(newest, jnp.int32(STEP)), self.step.head_dim)
+                plgpu.commit_smem()
 
             ahead = newest + 1 - key  # of a half's keys: 1 is the token's own
 
@@ -155,7 +143,7 @@ class Attention:
                 for i, s in enumerate(accumulators):
                     for chunk in range(chunks):
                         keys = ring.slots.at[slot(step, i, chunk), pl.ds(i % 2 * HALF, HALF)]
-                        plgpu.wgmma(s, keys, self.own_queries.at[place, :, pl.ds(chunk * TILE, TILE)].T)
+                        plgpu.wgmma(s, keys, self.queries.at[:, pl.ds(chunk * TILE, TILE)].T)
                 plgpu.wgmma_wait(0)
                 return [s[...] for s in accumulators]
 
@@ -191,18 +179,6 @@ class Attention:
         step, m, total, *values = lax.fori_loop(0, run, block, (step, m, total, *[values] * chunks))
         return step, (m, total, values)
 
-    def _read_again(self, layer: Any, row: Any, kv_head: Any, step: Any, newest: Any) -> None:
-        page, chunks = layer * self.step.pages + self.page[row], self.step.chunks
-        offset = pl.multiple_of(lax.div(self.place[row], jnp.int32(AGAIN)) * AGAIN, AGAIN)
-        run_of_keys, within = lax.div(newest, jnp.int32(STEP)), lax.rem(newest, jnp.int32(STEP))
-        rows = pl.ds(pl.multiple_of(lax.div(within, jnp.int32(AGAIN)) * AGAIN, AGAIN), AGAIN)
-        for side, source in enumerate((self.keys, self.values)):
-            for chunk in range(chunks):
-                slot = self.ring.slot(step + (side * (BLOCK // STEP) + run_of_keys) * chunks + chunk)
-                again = source.at[page, kv_head, pl.ds(offset, AGAIN), pl.ds(chunk * TILE, TILE)]
-                plgpu.copy_gmem_to_smem(again, self.ring.slots.at[slot, rows], self.newest_here)
-        plgpu.barrier_wait(self.newest_here)
-
     def _give(self, layer: Any, n: Any, row: Any, partial: Partial) -> None:
         """The result, where the row has no other item; else the partial, for whoever merges it."""
         (index, kv_head), alone = self.work.place(n), self.work.rows[row, 1] == 1
@@ -211,8 +187,7 @@ class Attention:
         @pl.when(alone)
         def _whole() -> None:
             for chunk, acc in enumerate(values):
-                self._write(row, kv_head, chunk, total, acc)
-            self.counters.result_is_there(self.step.chunks)
+                self._write(layer, row, kv_head, chunk * TILE, total, acc)
 
         @pl.when(jnp.logical_not(alone))
         def _part() -> None:
@@ -220,7 +195,7 @@ class Attention:
                 store(self.partials.at[index, kv_head, pl.ds(chunk * TILE, TILE)], acc)
             store(self.stats.at[index, kv_head, 0], m)
             store(self.stats.at[index, kv_head, 1], total)
-            self.counters.signal(self.step.tile_counters + row * self.step.kv_heads + kv_head)
+            self.counters.signal(row * self.step.kv_heads + kv_head)
 
     def _merge_one(self, layer: Any, number: Any) -> None:
         """The result of 64 dims of a row and KV head, out of the partials of more than one item, or of none."""
@@ -231,8 +206,11 @@ class Attention:
 
         @pl.when(used != 1)
         def _merge_items() -> None:
-            self.counters.wait(self.step.tile_counters + pair, (layer + 1) * used)
-            part = pl.ds(pl.multiple_of(chunk * TILE, TILE), TILE)
+            self.watch.moment(layer, "attention", "parts seen")
+            self.counters.wait(pair, (layer + 1) * used)
+            self.watch.moment(layer, "attention", "results seen")
+            dim = pl.multiple_of(chunk * TILE, TILE)
+            part = pl.ds(dim, TILE)
 
             def add_some(i: Any, old: attention.Partial) -> attention.Partial:
                 index = [first + jnp.minimum(i * FAN + s, used - 1) for s in range(FAN)]
@@ -253,15 +231,11 @@ class Attention:
 
             begin = attention.start(WGMMA, (TILE, COLUMNS), 0)
             _, total, acc = lax.fori_loop(0, lax.div(used + FAN - 1, jnp.int32(FAN)), add_some, begin)
-            self._write(row, head, chunk, total, acc)
-            self.counters.result_is_there()
+            self._write(layer, row, head, dim, total, acc)
+            self.watch.moment(layer, "attention", "over")
 
-    def _write(self, row: Any, kv_head: Any, chunk: Any, total: jax.Array, acc: jax.Array) -> None:
-        result = attention.finish(total, acc, _spread).astype(jnp.bfloat16)
-        store(self.out.T, plgpu.layout_cast(result, TRANSPOSED))
-        plgpu.commit_smem()
-        for column in range(self.step.group):
-            begin = (kv_head * self.step.group + column) * self.step.head_dim + chunk * TILE
-            target = self.mixed.at[pl.ds(row, 1), pl.ds(pl.multiple_of(begin, TILE), TILE)]
-            plgpu.copy_smem_to_gmem(self.out.at[pl.ds(column, 1)], target)
-        plgpu.wait_smem_to_gmem(0)
+    def _write(self, layer: Any, row: Any, kv_head: Any, dim: Any, total: jax.Array, acc: jax.Array) -> None:
+        """64 dims from `dim` on; columns past the group hold whatever their queries were."""
+        here, before = lax.rem(layer, jnp.int32(2)), lax.rem(layer + 1, jnp.int32(2))
+        store_tokens(self.mixed.at[here, row, kv_head, :, pl.ds(dim, TILE)], attention.finish(total, acc, _spread))
+        forget_tokens(self.mixed.at[before, row, kv_head, :, pl.ds(dim, TILE)])

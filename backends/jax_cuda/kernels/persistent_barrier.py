@@ -1,13 +1,12 @@
-"""How the blocks of the persistent step wait for one another.
+"""Counters of the whole grid: how the blocks of the persistent step wait where words cannot tell (`persistent_words`).
 
-All counters are semaphores of the whole grid, zeroed before the launch, which only grow: nothing is reset between
-phases. One counts the results of the whole step, phase after phase; a phase may begin when all results of those before
-it are there. The others count what a single result waits for: the parts of a row tile, the partials of a row and head.
+They are semaphores, zeroed before the launch, which only grow: nothing is reset between layers. The first counts blocks
+that are ready to begin; the others count the partials of a row and KV head.
 
 What Mosaic makes of them: a signal is `bar.sync` over the 128 threads of the warpgroup and then `red.release.gpu` by
 one of them, so that what all of them wrote is released; a wait is `ld.relaxed.gpu` in a loop by one thread, then
 `fence.acquire.gpu`, then `bar.sync`. Neither orders the generic proxy (ordinary stores) against the asynchronous one
-(bulk copies): `bulk_reads_follow` does.
+(bulk copies).
 
 A wait for what never comes has no end and leaves no traceback. In a watched step a wait gives up after `PATIENCE` looks
 and notes where it was; what is computed from there on is undefined, but the launch ends.
@@ -21,20 +20,16 @@ import attrs
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jaxlib.mlir.dialects import nvvm
 
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
-from mlxcel_jax_cuda.kernels.persistent_watch import Watch
-
-PATIENCE = 100_000
-"""About a tenth of a second."""
+from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
 
 
 @attrs.frozen
 class Counters:
     """Of one launch, inside the kernel."""
 
-    refs: Any  # semaphores [1 + …]; the first counts results
+    refs: Any  # semaphores [1 + …]
     active: bool = True  # False leaves all waiting out: for measuring alone, what is computed is then undefined
     watch: Watch | None = None  # of a watched step
 
@@ -42,24 +37,20 @@ class Counters:
     def of_grid(cls, others: int, *, active: bool = True, watch: Watch | None = None) -> Counters:
         return cls(pl.get_global(plgpu.SemaphoreType.REGULAR((1 + others,))), active, watch)
 
-    def result_is_there(self, results: int = 1) -> None:
-        """This block has written so many results of the phase. Bulk copies must have been waited for."""
-        self._signal(0, results)
-
-    def wait_for_results(self, results: Any) -> None:
-        """All of so many since the launch began. Bulk reads may follow."""
-        self._wait(0, results)
-        bulk_reads_follow()
+    def begin_together(self, blocks: int) -> None:
+        """What every block wrote before this, all see after it."""
+        self._signal(0)
+        self._wait(0, blocks)
 
     def signal(self, other: Any) -> None:
-        self._signal(1 + other, 1)
+        self._signal(1 + other)
 
     def wait(self, other: Any, value: Any) -> None:
         self._wait(1 + other, value)
 
-    def _signal(self, index: Any, by: int) -> None:
+    def _signal(self, index: Any) -> None:
         if self.active:
-            plgpu.semaphore_signal(self.refs.at[index], by, memory_scope="gpu")
+            plgpu.semaphore_signal(self.refs.at[index], memory_scope="gpu")
 
     def _wait(self, index: Any, value: Any) -> None:
         if self.active and self.watch is not None:
@@ -74,13 +65,3 @@ class Counters:
         looks = lax.while_loop(not_yet, lambda looks: looks + 1, jnp.int32(0))
         pl.when(looks == PATIENCE)(watch.given_up)
         plgpu.commit_smem()  # the threads of the warpgroup go on together
-
-
-def bulk_reads_follow() -> None:
-    """What this thread knows to be written by ordinary stores may be read by bulk copies that it starts after this."""
-
-    @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
-    def fence(_context: Any) -> None:
-        nvvm.fence_proxy(nvvm.ProxyKind.async_)
-
-    fence()

@@ -7,7 +7,7 @@ parts are added in index order, here by the block that owns the row tile, out of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -16,22 +16,33 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, load, plgpu, store, store_tokens
-from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
 from mlxcel_jax_cuda.kernels.persistent_watch import PHASES, Watch
-from mlxcel_jax_cuda.kernels.row_products_stream import inverse_rms
+from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 Sums = list[jax.Array]
 """[64, N] float32 of a row tile, or of both of a pair."""
 
-Begin = Callable[[Any], Any]
-"""From the row tile: loads of this phase that do not need the sums."""
 
-End = Callable[[Sums, Any, Any], None]
-"""From the sums, the row tile and what `Begin` loaded. Everything is written when it returns."""
+class Ending(NamedTuple):
+    """What becomes of a row tile's sums."""
+
+    begin: Callable[[Any], Any]  # from the row tile: loads of what never changes
+    more: Callable[[Any], list[Any]]  # from the row tile: other blocks' [64, N] float32 that the end needs
+    end: Callable[[Sums, Any, Any, Sums], None]  # from the sums, the row tile, what was loaded, and those
+
+
+@attrs.frozen
+class Source:
+    """The tokens of a product, in device memory."""
+
+    x: Any  # [N, …] bf16
+    squares: Any | None = None  # [D/64, N] float32
+    run: int = 0  # behind every `run` values of x are `gap` that are not the product's
+    gap: int = 0
 
 
 @attrs.frozen
@@ -41,62 +52,72 @@ class Products:
     step: Step
     block: Any
     ring: Ring
-    counters: Counters
+    exchange: Exchange
     watch: Watch
+    used: Any  # rows up to the last real one
     tokens: Any  # [N, token_depth] bf16 in shared memory
-    tokens_here: Any
-    parts: Any  # [split - 1, row tiles, 64, N] float32 in device memory
+    parts: Any  # [2, parts, row tiles, 64, N] float32 in device memory: for even layers and for odd ones
 
-    def run(
-        self,
-        name: str,
-        units: Units,
-        first_step: Any,
-        layer: Any,
-        results: Any,
-        x: Any,
-        squares: Any | None,
-        begin: Begin,
-        end: End,
-    ) -> Any:
-        """A block's units of one phase; the ring step behind them. x [N, D] bf16 and squares [D/64, N] float32, in
-        device memory, are there once so many `results` are."""
-        weight, count = units.weight, units.count_of(self.block)
+    def run(self, name: str, units: Units, first_step: Any, layer: Any, source: Source, ending: Ending) -> Any:
+        """A block's units of one phase; the ring step behind them."""
+        weight, count, exchange = units.weight, units.count_of(self.block), self.exchange
+        if name == "o" and "attention" in self.step.left_out:
+            exchange = attrs.evolve(exchange, patient=False)
 
         def moment(what: str) -> None:
             if name in PHASES:
                 self.watch.moment(layer, name, what)
 
+        def bring_tokens(part: Any) -> None:
+            plgpu.commit_smem()  # all warps have read those before
+            first = part * units.part_depth
+            exchange.tokens(source.x, first, units.part_depth, self.tokens, self.used, source.run, source.gap)
+            plgpu.commit_smem()
+            moment("tokens here")
+
+        def scale(squares: jax.Array) -> jax.Array:
+            return across(lax.rsqrt(squares / weight.depth + self.step.eps), COLUMNS)
+
         @pl.when(count > 0)
         def _units() -> None:
             moment("waits")
-            self.counters.wait_for_results(results)
-            moment("results seen")
             if weight.split == 1:
-                self._ask_for_tokens(units, x, 0)
-            scale = None if squares is None else across(inverse_rms(squares, weight.depth, self.step.eps), COLUMNS)
-            if weight.split == 1:
-                plgpu.barrier_wait(self.tokens_here)
+                bring_tokens(jnp.int32(0))
+            by = None
+            if weight.split == 1 and weight.pair == 1 and source.squares is not None:
+                by = scale(self._squares(source.squares))
 
             def unit(n: Any, carry: Any) -> Any:
                 item, part = units.unit(self.block, n)
                 if weight.split > 1:
-                    self._ask_for_tokens(units, x, part)
-                ready = begin(item)
-                if weight.split > 1:
-                    plgpu.barrier_wait(self.tokens_here)
-                moment("tokens here")
-                step = first_step + n * units.steps
-                sums = [self._product(step + i * units.part_steps, units.part_steps) for i in range(weight.pair)]
+                    bring_tokens(part)
+                ready = ending.begin(item)
+                step, by_here = first_step + n * units.steps, by
+                sums = [self._product(step, units.part_steps)]
+                if weight.pair > 1:
+                    if weight.split == 1 and source.squares is not None:
+                        by_here = scale(self._squares(source.squares))  # the ring has room by now
+                    sums.append(self._product(step + units.part_steps, units.part_steps))
                 moment("products done")
 
-                def finish(sums: Sums) -> None:
-                    end(sums if scale is None else [total * scale for total in sums], item, ready)
+                def finish(others: list[Sums]) -> None:
+                    """`others`: for each row tile the parts of other blocks."""
+                    refs = ending.more(item)
+                    waited = [ref for side in others for ref in side] + refs
+                    squares = source.squares if weight.split > 1 else None
+                    found, total = exchange.sums(waited, squares) if waited or squares is not None else ([], None)
+                    moment("parts seen")
+                    totals, more = list(sums), found[len(waited) - len(refs) :]
+                    for i, side in enumerate(others):
+                        for j in range(len(side)):
+                            totals[i] = totals[i] + found[i * len(side) + j]
+                    factor = by_here if total is None else scale(total)
+                    ending.end(totals if factor is None else [x * factor for x in totals], item, ready, more)
 
                 if weight.split == 1:
-                    finish(sums)
+                    finish([[] for _ in sums])
                 else:
-                    self._add_parts(units, sums, item, part, layer, moment, finish)
+                    self._split(units, sums, item, part, layer, finish)
                 moment("over")
                 return carry
 
@@ -104,10 +125,36 @@ class Products:
 
         return first_step + count * units.steps
 
-    def _ask_for_tokens(self, units: Units, x: Any, part: Any) -> None:
-        depth = units.part_depth
-        columns = pl.ds(pl.multiple_of(part * depth, STEP), depth)
-        plgpu.copy_gmem_to_smem(x.at[:, columns], self.tokens.at[:, pl.ds(0, depth)], self.tokens_here)
+    def _squares(self, squares: Any) -> jax.Array:
+        total = self.exchange.sums([], squares)[1]
+        if total is None:
+            raise RuntimeError("squares were asked for")
+        return total
+
+    def _split(
+        self,
+        units: Units,
+        sums: Sums,
+        item: Any,
+        part: Any,
+        layer: Any,
+        finish: Callable[[list[Sums]], None],
+    ) -> None:
+        """The owner of a row tile finishes it, the others give it their parts."""
+        others, pair = units.weight.split - 1, units.weight.pair
+        first = units.first_tile + item * pair
+        here, before = lax.rem(layer, jnp.int32(2)), lax.rem(layer + 1, jnp.int32(2))
+
+        @pl.when(part != 0)
+        def _give() -> None:
+            for i, total in enumerate(sums):
+                store(self.parts.at[here, part - 1, first + i], total)
+            for i in range(pair):
+                forget_sums(self.parts.at[before, part - 1, first + i])
+
+        @pl.when(part == 0)
+        def _own() -> None:
+            finish([[self.parts.at[here, other, first + i] for other in range(others)] for i in range(pair)])
 
     def _product(self, first_step: Any, steps: int) -> jax.Array:
         ring = self.ring
@@ -141,35 +188,6 @@ class Products:
         found: jax.Array = pl.run_scoped(scope, plgpu.ACC((TILE, COLUMNS), jnp.float32))
         return found
 
-    def _add_parts(
-        self,
-        units: Units,
-        sums: Sums,
-        item: Any,
-        part: Any,
-        layer: Any,
-        moment: Callable[[str], None],
-        finish: Callable[[Sums], None],
-    ) -> None:
-        counter, others, pair = units.first_counter + item, units.weight.split - 1, units.weight.pair
-
-        @pl.when(part != 0)
-        def _give() -> None:
-            for i, total in enumerate(sums):
-                store(self.parts.at[part - 1, item * pair + i], total)
-            self.counters.signal(counter)
-
-        @pl.when(part == 0)
-        def _add() -> None:
-            self.counters.wait(counter, (layer + 1) * others)
-            given = [[load(self.parts.at[other, item * pair + i]) for other in range(others)] for i in range(pair)]
-            totals = list(sums)
-            for i, rest in enumerate(given):
-                for other in rest:
-                    totals[i] = totals[i] + other
-            moment("parts seen")
-            finish(totals)
-
 
 def exact_exp(x: jax.Array) -> jax.Array:
     """exp of wgmma's [64, N], not by the one instruction that the kernel's other exponentials are: the bits of the
@@ -186,11 +204,19 @@ def exact_exp(x: jax.Array) -> jax.Array:
 
 
 @attrs.frozen
+class Carried:
+    """The residual, and its norm but for the division by its root mean square: an exchange, [2, …]."""
+
+    x: Any  # [2, D, N] float32
+    scaled: Any  # [2, N, D] bf16
+    squares: Any  # [2, D/64, N] float32
+
+
+@attrs.frozen
 class Ends:
-    """How the products of a layer end: what becomes of the sums of a row tile."""
+    """How the products of a layer end. The exchanges are [2, …]: for even layers and for odd ones."""
 
     step: Step
-    counters: Counters
     gains: Any  # [2 L + 1, D] float32
     bias: Any | None  # [L, F] float32 in the order of the tiles
     head_gains: Any | None  # [L, 2, 2, d/2] float32
@@ -198,47 +224,54 @@ class Ends:
     sin: Any
     page: Any  # [N] int32, -1 for a row that is padding
     place: Any  # [N] int32
-    x: Any  # [D, N] float32, the residual, in place
-    scaled: Any  # [N, D] bf16
-    squares: Any  # [D/64, N] float32
-    queries: Any  # [N, K, 8, d] bf16
-    hidden: Any  # [N, ffn] bf16
+    heads_made: Any  # [2, items, 2, N, 64] bf16: q, k and v, halves of heads
+    hidden: Any  # [2, N, ffn] bf16
     logits: Any  # [N, V] float32
     keys: Any  # [L * pages, K, page_size, d] bf16, in place
     values: Any
     staged: Any  # [2, N, together, d/2] bf16 in shared memory
 
-    def nothing(self, _item: Any) -> None:
-        return None
-
-    def residual(self, gain_row: Any) -> tuple[Begin, End]:
-        """x += y, and what the norm with the gain of that row needs."""
+    def residual(self, layer: Any, gain_row: Any, old: Any, to: Carried) -> Ending:
+        """x += y, and what the norm with the gain of that row needs. old [D, N] float32."""
+        here, before = lax.rem(layer, jnp.int32(2)), lax.rem(layer + 1, jnp.int32(2))
 
         def begin(item: Any) -> Any:
-            rows = pl.ds(item * TILE, TILE)
-            return load(self.x.at[rows]), load(self.gains.at[gain_row, rows], WGMMA.reduce(1))
+            return load(self.gains.at[gain_row, pl.ds(item * TILE, TILE)], WGMMA.reduce(1))
 
-        def end(sums: Sums, item: Any, ready: Any) -> None:
-            (total,), (old, gain), rows = sums, ready, pl.ds(item * TILE, TILE)
-            new = old + total
-            store_tokens(self.scaled.at[:, rows], new * along(gain, COLUMNS))
-            store(self.squares.at[item], jnp.sum(new * new, axis=0))
-            store(self.x.at[rows], new)
-            self.counters.result_is_there()
+        def more(item: Any) -> list[Any]:
+            return [old.at[pl.ds(item * TILE, TILE)]]
 
-        return begin, end
+        def end(sums: Sums, item: Any, gain: Any, more: Sums) -> None:
+            rows, new = pl.ds(item * TILE, TILE), more[0] + sums[0]
+            store_tokens(to.scaled.at[here, :, rows], new * along(gain, COLUMNS))
+            store(to.squares.at[here, item], jnp.sum(new * new, axis=0))
+            store(to.x.at[here, rows], new)
+            forget_tokens(to.scaled.at[before, :, rows])
+            forget_squares(to.squares.at[before, item])
+            forget_sums(to.x.at[before, rows])
 
-    def gate(self, sums: Sums, item: Any, _ready: Any) -> None:
-        gate, up = sums
-        store_tokens(self.hidden.at[:, pl.ds(item * TILE, TILE)], gate / (1 + exact_exp(-gate)) * up)
-        self.counters.result_is_there()
+        return Ending(begin, more, end)
 
-    def logit(self, sums: Sums, item: Any, _ready: Any) -> None:
-        store_tokens(self.logits.at[:, pl.ds(item * TILE, TILE)], sums[0])
+    def gate(self, layer: Any) -> Ending:
+        here, before = lax.rem(layer, jnp.int32(2)), lax.rem(layer + 1, jnp.int32(2))
 
-    def heads(self, layer: Any) -> tuple[Begin, End]:
+        def end(sums: Sums, item: Any, _ready: Any, _more: Sums) -> None:
+            (gate, up), rows = sums, pl.ds(item * TILE, TILE)
+            store_tokens(self.hidden.at[here, :, rows], gate / (1 + exact_exp(-gate)) * up)
+            forget_tokens(self.hidden.at[before, :, rows])
+
+        return Ending(_nothing, _no_more, end)
+
+    def logit(self) -> Ending:
+        def end(sums: Sums, item: Any, _ready: Any, _more: Sums) -> None:
+            store_tokens(self.logits.at[:, pl.ds(item * TILE, TILE)], sums[0])
+
+        return Ending(_nothing, _no_more, end)
+
+    def heads(self, layer: Any) -> Ending:
         """q, k and v as attention wants them: bias, norm by head, rotary embedding; k and v onto their pages."""
         step = self.step
+        here, before = lax.rem(layer, jnp.int32(2)), lax.rem(layer + 1, jnp.int32(2))
 
         def begin(item: Any) -> Any:
             biases, gains = None, None
@@ -250,7 +283,7 @@ class Ends:
                 gains = [load(self.head_gains.at[layer, of_k, i], WGMMA.reduce(1)) for i in (0, 1)]
             return biases, gains, load(self.cos), load(self.sin)
 
-        def end(sums: Sums, item: Any, ready: Any) -> None:
+        def end(sums: Sums, item: Any, ready: Any, _more: Sums) -> None:
             (first, second), (biases, gains, cos, sin) = sums, ready
             if biases is not None:
                 first, second = first + along(biases[0], COLUMNS), second + along(biases[1], COLUMNS)
@@ -260,39 +293,43 @@ class Ends:
                 scale = across(lax.rsqrt(jnp.sum(a * a + b * b, axis=0) / step.head_dim + step.eps), COLUMNS)
                 a, b = a * scale * along(gains[0], COLUMNS), b * scale * along(gains[1], COLUMNS)
             first, second = jnp.where(turned, a * cos - b * sin, first), jnp.where(turned, b * cos + a * sin, second)
-            for half, value in enumerate((first, second)):
-                values = plgpu.layout_cast(value.astype(jnp.bfloat16), TRANSPOSED)
-                store(self.staged.at[half].reshape(COLUMNS, TILE).T, values)
-            plgpu.commit_smem()
-            self._write_heads(layer, item * step.together)
-            plgpu.wait_smem_to_gmem(0)
-            self.counters.result_is_there()
+            halves = [plgpu.layout_cast(x.astype(jnp.bfloat16), TRANSPOSED) for x in (first, second)]
+            for half, values in enumerate(halves):
+                store(self.heads_made.at[here, item, half].T, values)
+            for half in (0, 1):
+                forget_tokens(self.heads_made.at[before, item, half])
 
-        return begin, end
+            @pl.when(item * step.together >= step.heads)
+            def _keep() -> None:
+                plgpu.wait_smem_to_gmem(0)
+                for half, values in enumerate(halves):
+                    store(self.staged.at[half].reshape(COLUMNS, TILE).T, values)
+                plgpu.commit_smem()
+                self._onto_pages(layer, item * step.together)
 
-    def _write_heads(self, layer: Any, head: Any) -> None:
+        return Ending(begin, _no_more, end)
+
+    def _onto_pages(self, layer: Any, head: Any) -> None:
+        """For the steps to come: nothing in this one waits for it."""
         step, width = self.step, self.step.head_dim // 2
         halves = [pl.ds(half * width, width) for half in (0, 1)]
-
-        @pl.when(head < step.heads)
-        def _queries() -> None:
-            kv_head, column = lax.div(head, jnp.int32(step.group)), lax.rem(head, jnp.int32(step.group))
-            for half, dims in enumerate(halves):
-                if step.group == 1:
-                    where = self.queries.at[:, pl.ds(kv_head, step.together), 0, dims]
-                else:
-                    where = self.queries.at[:, kv_head, pl.ds(column, step.together), dims]
-                plgpu.copy_smem_to_gmem(self.staged.at[half], where)
-
         for pool, start in ((self.keys, step.heads), (self.values, step.heads + step.kv_heads)):
 
             @pl.when((head >= start) & (head < start + step.kv_heads))
-            def _on_pages(pool: Any = pool, start: int = start) -> None:
+            def _write(pool: Any = pool, start: int = start) -> None:
                 for column in range(COLUMNS):
 
                     @pl.when(self.page[column] >= 0)
-                    def _write(column: int = column) -> None:
+                    def _row(column: int = column) -> None:
                         page, place = layer * step.pages + self.page[column], self.place[column]
                         for half, dims in enumerate(halves):
                             where = pool.at[page, pl.ds(head - start, step.together), place, dims]
                             plgpu.copy_smem_to_gmem(self.staged.at[half, column], where)
+
+
+def _nothing(_item: Any) -> None:
+    return None
+
+
+def _no_more(_item: Any) -> list[Any]:
+    return []

@@ -13,7 +13,6 @@ import attrs
 import jax.numpy as jnp
 from jax import lax
 
-from mlxcel_jax_cuda.kernels.persistent_watch import PHASES
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
@@ -59,7 +58,7 @@ class Units:
 
     weight: Weight
     first_row: int  # of the phase's tiles within a layer
-    first_counter: int  # of its row tiles, where it has parts
+    first_tile: int  # of its row tiles among those of a layer that have parts
     shift: int
     sms: int
 
@@ -196,7 +195,7 @@ class Step:
     @property
     def slots(self) -> int:
         d = self.head_dim
-        queries, weights, staged = 2 * COLUMNS * d * 2, 4 * COLUMNS * TILE * 2, (2 * TILE + TILE) * COLUMNS * 2
+        queries, weights, staged = COLUMNS * d * 2 + 2 * d * 2, 4 * COLUMNS * TILE * 2, 2 * TILE * COLUMNS * 2
         room = SMEM_BYTES - queries - weights - staged - COLUMNS * self.token_depth * 2
         return min(room // SLOT_BYTES, MOST_SLOTS)
 
@@ -209,13 +208,13 @@ class Step:
     def product_phases(self) -> dict[str, Units]:
         """The products of a layer. The first blocks have the least of qkv: attention's few items go to them."""
         found: dict[str, Units] = {}
-        row, counter = 0, 0
+        row, tile = 0, 0
         for name in ("qkv", "o", "gate_up", "down"):
             weight: Weight = getattr(self, name)
             shift = -weight.items * weight.split % self.sms if name == "qkv" else 0
-            found[name] = Units(weight, row, counter, shift, self.sms)
+            found[name] = Units(weight, row, tile, shift, self.sms)
             row += weight.rows * weight.depth // TILE
-            counter += weight.items if weight.split > 1 else 0
+            tile += weight.rows // TILE if weight.split > 1 else 0
         return found
 
     @property
@@ -223,20 +222,16 @@ class Step:
         return Units(self.head, 0, 0, 0, self.sms)
 
     @property
-    def tile_counters(self) -> int:
-        return sum(w.items for w in (self.qkv, self.o, self.gate_up, self.down) if w.split > 1)
+    def split_weights(self) -> list[Weight]:
+        return [w for w in (self.qkv, self.o, self.gate_up, self.down) if w.split > 1]
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """(parts of other blocks, row tiles that have them), both at least 1."""
+        most = max((w.split - 1 for w in self.split_weights), default=1)
+        return most, max(sum(w.rows // TILE for w in self.split_weights), 1)
 
     @property
     def attended(self) -> int:
         """Results of attention in a layer: 64 dims of the heads that share a KV head."""
         return COLUMNS * self.kv_heads * self.chunks
-
-    def results(self, phase: str) -> int:
-        """Of a layer up to the end of a phase."""
-        each = {name: units.weight.items for name, units in self.product_phases.items()}
-        each["attention"] = 0 if "attention" in self.left_out else self.attended
-        return sum(each[name] for name in PHASES[: PHASES.index(phase) + 1])
-
-    @property
-    def layer_results(self) -> int:
-        return self.results("down")

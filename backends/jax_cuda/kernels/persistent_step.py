@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import attrs
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,10 +22,12 @@ from mlxcel_jax_cuda.kernels.attention_schedule import Schedule
 from mlxcel_jax_cuda.kernels.mosaic import TILED, launch, plgpu, shaped
 from mlxcel_jax_cuda.kernels.persistent_attention import HALVES, Attention
 from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
-from mlxcel_jax_cuda.kernels.persistent_products import Ends, Products
+from mlxcel_jax_cuda.kernels.persistent_products import Carried, Ends, Products, Source
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work, fill
 from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS, Watch
+from mlxcel_jax_cuda.kernels.persistent_words import THREADS, Exchange
+from mlxcel_jax_cuda.kernels.persistent_words import fill as fill_words
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -71,35 +74,31 @@ def decode_step(
     """One token of each of up to 8 rows through every layer. keys and values [L * pages, K, page_size, d] bf16: donate
     them, and they are written in place. The schedule is `make_schedule`'s for the 8 rows and the pages of one layer."""
     _check(step, stacked, tokens, keys, values)
-    d = step.head_dim
-    times = [jnp.zeros((step.layers, EVENTS, step.sms, 2), jnp.int32)] if step.timed else []
-    in_place = [jax.new_ref(array) for array in (tokens.x, tokens.scaled, tokens.squares, keys, values, *times)]
+    D, d, L = step.hidden, step.head_dim, step.layers
+    times = [jnp.zeros((L, EVENTS, step.sms, 2), jnp.int32)] if step.timed else []
+    in_place = [jax.new_ref(array) for array in (keys, values, *times)]
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
     turns = [jnp.tile(table, (step.together, 1)) for table in (tokens.cos, tokens.sin)]
-    split = [w for w in (step.qkv, step.o, step.gate_up, step.down) if w.split > 1]
-    most_parts = max((w.split - 1 for w in split), default=1)
-    most_tiles = max((w.rows // TILE for w in split), default=1)
     items = schedule.work.shape[0]
 
     def persistent_step(
         tiles_g: Any, head_g: Any, gains_g: Any, cos_g: Any, sin_g: Any, page_g: Any, place_g: Any, *refs: Any
     ) -> None:
-        work_g, rows_g, tables_g, *rest = refs
-        x_g, scaled_g, squares_g, keys_g, values_g, *rest = rest
+        x_first, scaled_first, squares_first, work_g, rows_g, tables_g, keys_g, values_g, *rest = refs
         times_g = rest.pop(0) if step.timed else None
         bias_g, head_gains_g = (None if array is None else rest.pop(0) for array in (stacked.bias, stacked.head_gains))
-        logits_g, queries_g, mixed_g, hidden_g, parts_g, partials_g, stats_g, *rest = rest
-        places_g = rest.pop(0) if step.watched else None
-        x_s, ring_s, queries_s, weights_s, staged_s, out_s, *barriers = rest
-        x_here, full, empty, queries_here, newest_here = barriers
+        logits_g, heads_g, mixed_g, hidden_g, parts_g, partials_g, stats_g, *rest = rest
+        by_o, by_down = Carried(*rest[:3]), Carried(*rest[3:6])
+        places_g = rest.pop(6) if step.watched else None
+        x_s, ring_s, queries_s, newest_s, weights_s, staged_s, full, empty = rest[6:]
         block, thread = lax.axis_index("block"), lax.axis_index("thread")
-        work, ring = Work(step, block, work_g, rows_g, tables_g), Ring(ring_s, full, empty)
-        watch = Watch(block, places_g, times_g)
-        counters = Counters.of_grid(
-            step.tile_counters + N * step.kv_heads,
-            active="barriers" not in step.left_out,
-            watch=watch if step.watched else None,
+        work, ring, watch = (
+            Work(step, block, work_g, rows_g, tables_g),
+            Ring(ring_s, full, empty),
+            Watch(block, places_g, times_g),
         )
+        patient = "barriers" not in step.left_out
+        counters = Counters.of_grid(N * step.kv_heads, active=patient, watch=watch if step.watched else None)
 
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
@@ -112,73 +111,91 @@ def decode_step(
             for i in range(step.slots):
                 plgpu.barrier_arrive(empty.at[i])
             watch.begin()
-            products = Products(step, block, ring, counters, watch, x_s, x_here, parts_g)
+
+            def missing(ref: Any, source: Any | None = None) -> None:
+                fill_words(ref, block * THREADS, step.sms * THREADS, source)
+
+            for exchange_g in (heads_g, mixed_g, hidden_g, parts_g, by_o.x, by_o.scaled, by_o.squares):
+                missing(exchange_g)
+            first = Carried(x_first, scaled_first, squares_first)
+            for exchange_g, source in zip(attrs.astuple(by_down), attrs.astuple(first), strict=True):
+                missing(exchange_g.at[0])
+                missing(exchange_g.at[1], source)  # what a layer before the first would have left
+            counters.begin_together(step.sms)
+
+            exchange = Exchange(patient, watch if step.watched else None)
+            used = jnp.int32(0)
+            for column in range(N):
+                used = jnp.where(page_g[column] >= 0, column + 1, used)
+            products = Products(step, block, ring, exchange, watch, used, x_s, parts_g)
             attention = Attention(
-                step, work, ring, counters, watch, queries_g, keys_g, values_g, page_g, place_g, partials_g, stats_g,
-                mixed_g, queries_s, weights_s, out_s, queries_here, newest_here,
+                step, work, ring, counters, exchange, watch, heads_g, partials_g, stats_g, mixed_g, queries_s,
+                newest_s, weights_s,
             )  # fmt: skip
             ends = Ends(
-                step, counters, gains_g, bias_g, head_gains_g, cos_g, sin_g, page_g, place_g, x_g, scaled_g, squares_g,
-                queries_g, hidden_g, logits_g, keys_g, values_g, staged_s,
+                step, gains_g, bias_g, head_gains_g, cos_g, sin_g, page_g, place_g, heads_g, hidden_g, logits_g,
+                keys_g, values_g, staged_s,
             )  # fmt: skip
             phases = step.product_phases
 
+            def normed(carried: Carried, place: Any) -> Source:
+                return Source(carried.scaled.at[place], carried.squares.at[place])
+
             def layer(n: Any, at: Any) -> Any:
-                before = n * step.layer_results
+                here, before = lax.rem(n, jnp.int32(2)), lax.rem(n + 1, jnp.int32(2))
                 watch.phase(n, 0)
-                at = products.run("qkv", phases["qkv"], at, n, before, scaled_g, squares_g, *ends.heads(n))
+                at = products.run("qkv", phases["qkv"], at, n, normed(by_down, before), ends.heads(n))
                 watch.phase(n, 1)
                 if "attention" not in step.left_out:
-                    at = attention.run(n, at, before + step.results("qkv"))
+                    at = attention.run(n, at)
                 watch.phase(n, 2)
-                known = before + step.results("attention")
-                at = products.run("o", phases["o"], at, n, known, mixed_g, None, *ends.residual(2 * n + 1))
+                mixed = Source(mixed_g.at[here], run=step.group * d, gap=(N - step.group) * d)
+                residual = ends.residual(n, 2 * n + 1, by_down.x.at[before], by_o)
+                at = products.run("o", phases["o"], at, n, mixed, residual)
                 watch.phase(n, 3)
-                known = before + step.results("o")
-                at = products.run(
-                    "gate_up", phases["gate_up"], at, n, known, scaled_g, squares_g, ends.nothing, ends.gate
-                )
+                at = products.run("gate_up", phases["gate_up"], at, n, normed(by_o, here), ends.gate(n))
                 watch.phase(n, 4)
-                known = before + step.results("gate_up")
-                return products.run("down", phases["down"], at, n, known, hidden_g, None, *ends.residual(2 * n + 2))
+                residual = ends.residual(n, 2 * n + 2, by_o.x.at[here], by_down)
+                return products.run("down", phases["down"], at, n, Source(hidden_g.at[here]), residual)
 
-            at = lax.fori_loop(0, step.layers, layer, jnp.int32(0))
-            watch.phase(jnp.int32(step.layers), 0)
+            at = lax.fori_loop(0, L, layer, jnp.int32(0))
+            watch.phase(jnp.int32(L), 0)
             if "head" not in step.left_out:
-                known = jnp.int32(step.layers * step.layer_results)
-                products.run(
-                    "head", step.head_units, at, jnp.int32(0), known, scaled_g, squares_g, ends.nothing, ends.logit
-                )
-            watch.phase(jnp.int32(step.layers), 1)
+                last = normed(by_down, (L - 1) % 2)
+                products.run("head", step.head_units, at, jnp.int32(L), last, ends.logit())
+            plgpu.wait_smem_to_gmem(0)
+            watch.phase(jnp.int32(L), 1)
 
+    most_parts, part_tiles = step.parts
+    carried = [shaped((2, D, N), jnp.float32), shaped((2, N, D), jnp.bfloat16), shaped((2, D // TILE, N), jnp.float32)]
     out = [
         shaped((N, step.head.rows), jnp.float32),
-        shaped((N, step.kv_heads, N, d), jnp.bfloat16),
-        shaped((N, step.heads * d), jnp.bfloat16),
-        shaped((N, step.down.depth), jnp.bfloat16),
-        shaped((most_parts, most_tiles, TILE, N), jnp.float32),
+        shaped((2, step.qkv.items, 2, N, TILE), jnp.bfloat16),
+        shaped((2, N, step.kv_heads, N, d), jnp.bfloat16),
+        shaped((2, N, step.down.depth), jnp.bfloat16),
+        shaped((2, most_parts, part_tiles, TILE, N), jnp.float32),
         shaped((items, step.kv_heads, d, N), jnp.float32),
         shaped((items, step.kv_heads, 2, N), jnp.float32),
+        *carried,
+        *carried,
         *([shaped((2, step.sms), jnp.int32)] if step.watched else []),
     ]
     scratch = [
         plgpu.SMEM((N, step.token_depth), jnp.bfloat16, transforms=TILED),
         plgpu.SMEM((step.slots, STEP, TILE), jnp.bfloat16, transforms=TILED),
-        plgpu.SMEM((2, N, d), jnp.bfloat16, transforms=TILED),
+        plgpu.SMEM((N, d), jnp.bfloat16, transforms=TILED),
+        plgpu.SMEM((2, d), jnp.bfloat16),
         plgpu.SMEM((HALVES, N, TILE), jnp.bfloat16, transforms=TILED),
         plgpu.SMEM((2, N, step.together, d // 2), jnp.bfloat16),
-        plgpu.SMEM((N, TILE), jnp.bfloat16),
-        plgpu.Barrier(),
         plgpu.Barrier(num_arrivals=step.copies, num_barriers=step.slots),
         plgpu.Barrier(num_barriers=step.slots),
-        plgpu.Barrier(num_barriers=2),
-        plgpu.Barrier(num_arrivals=2 * step.chunks),
     ]
-    logits, *_, last = launch(
+    made = launch(
         persistent_step,
         out,
         scratch,
-        *(stacked.tiles, stacked.head, stacked.gains, *turns, tokens.page, tokens.place, *schedule),
+        *(stacked.tiles, stacked.head, stacked.gains, *turns, tokens.page, tokens.place),
+        *(tokens.x, tokens.scaled, tokens.squares, *schedule),
         *in_place,
         *small,
         compiler_params=FAST,
@@ -187,8 +204,9 @@ def decode_step(
         num_threads=2,
         thread_name="thread",
     )
-    x, _, _, keys, values, *times = (jax.freeze(ref) for ref in in_place)
-    return Made(logits, x, keys, values, last if step.watched else None, times[0] if step.timed else None)
+    keys, values, *times = (jax.freeze(ref) for ref in in_place)
+    x = made[10][(L - 1) % 2]
+    return Made(made[0], x, keys, values, made[-1] if step.watched else None, times[0] if step.timed else None)
 
 
 def _check(step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values: jax.Array) -> None:

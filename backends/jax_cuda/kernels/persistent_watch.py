@@ -20,6 +20,9 @@ MOMENTS = ("waits", "results seen", "tokens here", "products done", "parts seen"
 
 EVENTS = len(PHASES) * (len(MOMENTS) + 1)
 
+PATIENCE = 100_000
+"""Looks of a watched step before it gives a wait up: about a tenth of a second."""
+
 _NOTE = """{
 .reg .pred first;
 .reg .u32 thread, time, clock;

@@ -1,0 +1,417 @@
+"""Exchange between blocks without signals: words that say themselves whether they are there.
+
+A word of 32 bits with all bits set is missing. No result has that value: a float32 or bf16 that arithmetic makes is
+never the NaN with all bits set. So whoever needs a result reads its words until none is missing. That is one way to L2
+for the writer and one back for the reader; a counter takes a fence, an addition, a look, and then the reading itself.
+
+Every exchange has two places, for even and for odd layers. Who writes one forgets the other: it then holds words of the
+layer before, which everybody has read, since what is being written depends on it. The same thread writes a word and
+forgets it, so the two cannot change places; and between forgetting and the next look lies a whole layer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.mosaic.gpu import utils as _utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith as _arith
+from jaxlib.mlir.dialects import llvm as _llvm
+from jaxlib.mlir.dialects import scf as _scf
+
+from mlxcel_jax_cuda.kernels.mosaic import TILED, TRANSPOSED, WGMMA, plgpu, store
+from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS
+from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
+from mlxcel_jax_cuda.kernels.sizes import TILE
+
+arith: Any = _arith  # their stubs know the operations, not the wrappers
+llvm: Any = _llvm
+scf: Any = _scf
+mosaic_utils: Any = _utils
+
+THREADS = 128
+"""Of a warpgroup."""
+
+VALUES = 8
+"""bf16 values of the 16 bytes that a thread moves at a time."""
+
+Words = list[Any]
+
+WhenThere = Callable[[Callable[[], Words], int], Words]
+"""From a reading of so many words: the words, once none is missing."""
+
+
+def forgotten(layout: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Missing words, in registers."""
+    bits = jnp.int32 if dtype == jnp.float32 else jnp.int16
+    missing = plgpu.layout_cast(jnp.full(shape, -1, bits), layout)
+    return lax.bitcast_convert_type(missing, dtype)
+
+
+def forget_tokens(ref: Any) -> None:
+    """ref [N, 64] bf16, as `store_tokens` writes it."""
+    store(ref.T, forgotten(TRANSPOSED, (TILE, COLUMNS), jnp.bfloat16))
+
+
+def forget_sums(ref: Any) -> None:
+    """ref [64, N] float32."""
+    store(ref, forgotten(WGMMA, (TILE, COLUMNS), jnp.float32))
+
+
+def forget_squares(ref: Any) -> None:
+    """ref [N] float32."""
+    store(ref, forgotten(WGMMA.reduce(0), (COLUMNS,), jnp.float32))
+
+
+@attrs.frozen
+class Exchange:
+    """How a block reads what others write. `patient` False takes whatever is there: for measuring alone."""
+
+    patient: bool = True
+    watch: Watch | None = None
+
+    def tokens(self, x: Any, first: Any, depth: int, target: Any, used: Any, run: int = 0, gap: int = 0) -> None:
+        """x [N, …] bf16 in device memory, `depth` values of each row from `first` on -> target [N, …] in shared memory,
+        tiled for wgmma; rows from `used` on become zeros. Behind every `run` values x has `gap` more, which are left
+        out. Followed by `commit_smem`."""
+        of_row, count = depth // VALUES, depth // THREADS
+        alone = -(-of_row // THREADS)  # rounds with chunks of the first row, which is always there
+
+        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), _SCALAR, _SCALAR)
+        def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any) -> None:
+            stride = ir.MemRefType(x.type).get_strides_and_offset()[0][0] * 2
+            begin, shared, thread = _address(x), _shared(target), _thread()
+            first, used = (scalar.registers.flat[0] for scalar in (first, used))
+            chunks = [arith.addi(thread, _int(j * THREADS)) for j in range(count)]
+            rows = [arith.divui(chunk, _int(of_row)) for chunk in chunks]
+            places = [arith.subi(chunk, arith.muli(row, _int(of_row))) for chunk, row in zip(chunks, rows, strict=True)]
+
+            def read(which: slice) -> Callable[[], Words]:
+                def words() -> Words:
+                    found: Words = []
+                    for row, place in zip(rows[which], places[which], strict=True):
+                        chunk = arith.addi(place, arith.divui(first, _int(VALUES)))
+                        if gap:
+                            runs = arith.divui(chunk, _int(run // VALUES))
+                            chunk = arith.addi(chunk, arith.muli(runs, _int(gap // VALUES)))
+                        offset = arith.addi(arith.muli(row, _int(stride)), arith.muli(chunk, _int(16)))
+                        found += _load(begin, offset, 4, arith.cmpi(arith.CmpIPredicate.ult, row, used))
+                    return found
+
+                return words
+
+            values = when_there(read(slice(0, alone)), 4 * alone)
+            if count > alone:
+                values += when_there(read(slice(alone, None)), 4 * (count - alone))
+            for j, (row, place) in enumerate(zip(rows, places, strict=True)):
+                _store_shared(shared, _tiled(row, place), values[4 * j : 4 * j + 4])
+
+        move(x, target, first, used)
+
+    def sums(self, parts: Sequence[Any], squares: Any | None) -> tuple[list[jax.Array], jax.Array | None]:
+        """parts: [64, N] float32 each, in device memory; squares [count, N] float32 or None -> the parts in wgmma's
+        layout, and the total [N] of the squares, added in index order."""
+        out = [plgpu.ShapeDtypeStruct((TILE, COLUMNS), jnp.float32, layout=WGMMA)] * len(parts)
+        if squares is not None:
+            out.append(plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0)))
+        refs = [*parts, *([] if squares is None else [squares])]
+        templates = [
+            plgpu.layout_cast(jnp.zeros((TILE, COLUMNS), jnp.float32), WGMMA),
+            plgpu.layout_cast(jnp.zeros((COLUMNS,), jnp.float32), WGMMA.reduce(0)),
+        ]
+
+        @self._inline(WGMMA, WGMMA.reduce(0), *[plgpu.RefType()] * len(refs), out=out)
+        def read(when_there: WhenThere, template: Any, of_column: Any, *refs: Any) -> list[Any]:
+            thread = _thread()
+            lane, warp = arith.andi(thread, _int(31)), arith.shrui(thread, _int(5))
+            row = arith.addi(arith.muli(warp, _int(16)), arith.shrui(lane, _int(2)))
+            column = arith.muli(arith.andi(lane, _int(3)), _int(8))  # two columns, in bytes
+            addresses = [_address(ref) for ref in refs]
+            count = 0 if squares is None else squares.shape[0]
+
+            def words() -> Words:
+                found: Words = []
+                for address in addresses[: len(parts)]:
+                    for i in (0, 8):
+                        at = arith.addi(arith.muli(arith.addi(row, _int(i)), _int(COLUMNS * 4)), column)
+                        found += _load(address, at, 2)
+                for i in range(count):
+                    found += _load(addresses[-1], arith.addi(column, _int(i * COLUMNS * 4)), 2)
+                return found
+
+            values = when_there(words, 4 * len(parts) + 2 * count)
+            pairs = [_pair(values[i : i + 2]) for i in range(0, len(values), 2)]
+            made = [_like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
+            if count:
+                total = of_column.registers.flat[0]
+                for pair in pairs[2 * len(parts) :]:
+                    total = arith.addf(total, pair)
+                made.append(_like(of_column, [total]))
+            return made
+
+        found: list[jax.Array] = list(read(*templates, *refs))
+        plgpu.commit_smem()  # the threads go on together
+        return found[: len(parts)], None if squares is None else found[-1]
+
+    def heads(
+        self, heads: Any, row: Any, items: Sequence[Any], within: Sequence[Any], width: int, to: tuple[Any, Any]
+    ) -> None:
+        """heads [items, 2, N, 64] bf16: what each pair of qkv's row tiles leaves. Head i of the list is in item
+        `items[i]`, the `within[i]`-th of it. All but the last two go to the rows of `to[0]` [N, d], tiled for wgmma; those, the
+        newest key and value, to `to[1]` [2, d]. `width` is d/2. Followed by `commit_smem`."""
+        count, of_head = len(items), 2 * width // VALUES
+        rounds = -(-count * of_head // THREADS)
+        scalars = [row, *items, *within]
+
+        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), plgpu.RefType(), *[_SCALAR] * len(scalars))
+        def move(when_there: WhenThere, heads: Any, queries: Any, newest: Any, *scalars: Any) -> None:
+            row, *rest = [scalar.registers.flat[0] for scalar in scalars]
+            begin, thread = _address(heads), _thread()
+            bases = [  # of each head's first half, in bytes
+                arith.addi(
+                    arith.muli(arith.addi(arith.muli(item, _int(2 * COLUMNS)), row), _int(TILE * 2)),
+                    arith.muli(inside, _int(width * 2)),
+                )
+                for item, inside in zip(rest[:count], rest[count:], strict=True)
+            ]
+            numbers = [arith.addi(thread, _int(j * THREADS)) for j in range(rounds)]
+            which = [arith.divui(number, _int(of_head)) for number in numbers]
+            places = [arith.subi(n, arith.muli(w, _int(of_head))) for n, w in zip(numbers, which, strict=True)]
+
+            def words() -> Words:
+                found: Words = []
+                for head, place in zip(which, places, strict=True):
+                    base = bases[0]
+                    for i in range(1, count):
+                        base = arith.select(arith.cmpi(arith.CmpIPredicate.eq, head, _int(i)), bases[i], base)
+                    half = arith.divui(place, _int(width // VALUES))
+                    inside = arith.subi(place, arith.muli(half, _int(width // VALUES)))
+                    offset = arith.addi(base, arith.muli(half, _int(COLUMNS * TILE * 2)))
+                    offset = arith.addi(offset, arith.muli(inside, _int(16)))
+                    found += _load(begin, offset, 4, arith.cmpi(arith.CmpIPredicate.ult, head, _int(count)))
+                return found
+
+            values = when_there(words, 4 * rounds)
+            to_queries, to_newest = _shared(queries), _shared(newest)
+            for j, (head, place) in enumerate(zip(which, places, strict=True)):
+                is_query = arith.cmpi(arith.CmpIPredicate.ult, head, _int(count - 2))
+                is_any = arith.cmpi(arith.CmpIPredicate.ult, head, _int(count))
+                newest_head = arith.subi(head, _int(count - 2))
+                plain = arith.muli(arith.addi(arith.muli(newest_head, _int(of_head)), place), _int(16))
+                at = arith.select(is_query, arith.addi(to_queries, _tiled(head, place)), arith.addi(to_newest, plain))
+                _store_shared(at, _int(0), values[4 * j : 4 * j + 4], is_any)
+
+        move(heads, *to, *scalars)
+
+    def _inline(self, *arguments: Any, out: Any = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """`inline_mgpu` of a function whose first argument is the way to wait."""
+        watched = [] if self.watch is None or self.watch.places is None else [self.watch.places]
+        places = [ref.at[i, self.watch.block] for ref in watched for i in (0, 1)] if self.watch is not None else []
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            @plgpu.inline_mgpu(arg_types=(*[plgpu.RefType()] * len(places), *arguments), return_type=out)  # type: ignore[untyped-decorator]
+            def whole(_context: Any, *given: Any) -> Any:
+                notes = [_address(place) for place in given[: len(places)]]
+                return function(functools.partial(_when_there, self.patient, notes), *given[len(places) :])
+
+            def call(*given: Any) -> Any:
+                return whole(*places, *given)
+
+            return call
+
+        return decorate
+
+
+def _when_there(patient: bool, notes: Words, read: Callable[[], Words], count: int) -> Words:
+    """The words, once none is missing. With `notes`, the addresses of a block's places, not longer than `PATIENCE`."""
+    i32 = ir.IntegerType.get_signless(32)
+    loop = scf.WhileOp([i32] * (count + 1), [_int(0)])
+    before = loop.before.blocks.append(i32)
+    with ir.InsertionPoint.at_block_begin(before):
+        words, [looks] = read(), before.arguments
+        again = arith.cmpi(arith.CmpIPredicate.eq, words[0], _int(-1))
+        for word in words[1:]:
+            again = arith.ori(again, arith.cmpi(arith.CmpIPredicate.eq, word, _int(-1)))
+        if not patient:
+            again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ne, looks, looks))
+        if notes:
+            again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ult, looks, _int(PATIENCE)))
+        scf.condition(again, [*words, looks])
+    after = loop.after.blocks.append(*[i32] * (count + 1))
+    with ir.InsertionPoint.at_block_begin(after):
+        scf.yield_([arith.addi(after.arguments[count], _int(1))])
+    if notes:
+        given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], _int(PATIENCE))
+        llvm.inline_asm(ir.Type.parse("!llvm.void"), [*notes, given_up], _GIVEN_UP, "l,l,b", has_side_effects=True)
+    return list(loop.results)[:count]
+
+
+_GIVEN_UP = """{
+.reg .pred first;
+.reg .u32 phase, before;
+ld.relaxed.gpu.global.u32 before, [$1];
+setp.eq.and.u32 first, before, 0, $2;
+@first ld.relaxed.gpu.global.u32 phase, [$0];
+@first add.u32 phase, phase, 1;
+@first st.relaxed.gpu.global.u32 [$1], phase;
+}"""
+
+_SCALAR = plgpu.Layout.WG_SPLAT(())
+
+
+def put_newest(ring: Any, newest: Any, slots: Sequence[Any], row: Any, head_dim: int) -> None:
+    """newest [2, d] bf16 in shared memory -> row `row` of the ring slots, [side, 64 dims] of the newest key and value.
+    Followed by `commit_smem`."""
+    of_head = head_dim // VALUES
+
+    @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
+        arg_types=(plgpu.RefType(TILED), plgpu.RefType(), *[_SCALAR] * (len(slots) + 1))
+    )
+    def put(_context: Any, ring: Any, newest: Any, row: Any, *slots: Any) -> None:
+        row, *where = [scalar.registers.flat[0] for scalar in (row, *slots)]
+        slot_bytes = int(np.prod(ir.MemRefType(ring.type).shape[1:])) * 2
+        thread = _thread()
+        is_any = arith.cmpi(arith.CmpIPredicate.ult, thread, _int(2 * of_head))
+        side_and_chunk = arith.divui(thread, _int(TILE // VALUES))
+        slot = where[0]
+        for i in range(1, len(where)):
+            slot = arith.select(arith.cmpi(arith.CmpIPredicate.eq, side_and_chunk, _int(i)), where[i], slot)
+        place = arith.andi(thread, _int(TILE // VALUES - 1))
+        words = _load_shared(_shared(newest), arith.muli(thread, _int(16)), is_any)
+        of_tile = arith.muli(arith.shrui(row, _int(3)), _int(1024))
+        at = arith.addi(arith.muli(slot, _int(slot_bytes)), of_tile)
+        at = arith.addi(at, _tiled(arith.andi(row, _int(7)), place))
+        _store_shared(_shared(ring), at, words, is_any)
+
+    put(ring, newest, row, *slots)
+
+
+def fill(ref: Any, first: Any, threads: int, source: Any | None = None) -> None:
+    """All of a reference in device memory, contiguous, becomes missing words, or those of `source`. `first`: this
+    block's first thread of so many."""
+    sources = [] if source is None else [source]
+
+    @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
+        arg_types=(_SCALAR, plgpu.RefType(), *[plgpu.RefType()] * len(sources))
+    )
+    def write(_context: Any, first: Any, ref: Any, *sources: Any) -> None:
+        shape = ir.MemRefType(ref.type)
+        total = int(np.prod(shape.shape)) * (4 if shape.element_type == ir.F32Type.get() else 2) // 16
+        begin = arith.addi(first.registers.flat[0], _thread())
+        index = ir.IndexType.get()
+        lower, upper, step = (arith.index_cast(index, x) for x in (begin, _int(total), _int(threads)))
+        loop = scf.ForOp(lower, upper, step, [])
+        with ir.InsertionPoint(loop.body):
+            offset = arith.muli(arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable), _int(16))
+            words = _load(_address(sources[0]), offset, 4) if sources else [_int(-1)] * 4
+            _store(_address(ref), offset, words)
+            scf.yield_([])
+
+    write(first, ref, *sources)
+
+
+def _int(value: int) -> Any:
+    i32 = ir.IntegerType.get_signless(32)
+    return arith.constant(i32, ir.IntegerAttr.get(i32, value))
+
+
+def _thread() -> Any:
+    """Of the warpgroup."""
+    i32 = ir.IntegerType.get_signless(32)
+    number = llvm.inline_asm(i32, [], "mov.u32 $0, %tid.x;", "=r")
+    return arith.andi(number, _int(THREADS - 1))
+
+
+def _address(ref: Any) -> Any:
+    pointer = mosaic_utils.memref_ptr(ref)
+    return llvm.ptrtoint(ir.IntegerType.get_signless(64), pointer)
+
+
+def _shared(ref: Any) -> Any:
+    pointer = mosaic_utils.memref_ptr(ref)
+    return llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
+
+
+def _at(address: Any, offset: Any) -> Any:
+    return arith.addi(address, arith.extui(ir.IntegerType.get_signless(64), offset))
+
+
+def _tiled(row: Any, place: Any) -> Any:
+    """Bytes from the begin of [8, …] bf16 in tiles of 64 columns, swizzled by 128 bytes, to the `place`-th 8 values."""
+    tile, chunk = arith.shrui(place, _int(3)), arith.andi(place, _int(7))
+    inside = arith.addi(arith.muli(row, _int(128)), arith.muli(arith.xori(chunk, row), _int(16)))
+    return arith.addi(arith.muli(tile, _int(1024)), inside)
+
+
+def _load(address: Any, offset: Any, count: int, wanted: Any | None = None) -> Words:
+    """Words from L2; zeros where not wanted."""
+    i32 = ir.IntegerType.get_signless(32)
+    names = ", ".join(f"${i}" for i in range(count))
+    load = f"ld.relaxed.gpu.global.v{count}.b32 {{{names}}}, [${count}];"
+    operands, outputs = [_at(address, offset)], ",".join(["=&r"] * count)
+    if wanted is None:
+        text, inputs = load, "l"
+    else:
+        zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(count))
+        text, inputs = f"{zeros} @${count + 1} {load}", "l,b"
+        operands.append(wanted)
+    made = llvm.inline_asm(
+        llvm.StructType.get_literal([i32] * count), operands, text, f"{outputs},{inputs}", has_side_effects=True
+    )
+    return [llvm.extractvalue(i32, made, [i]) for i in range(count)]
+
+
+def _store(address: Any, offset: Any, words: Words) -> None:
+    llvm.inline_asm(
+        ir.Type.parse("!llvm.void"),
+        [_at(address, offset), *words],
+        "st.relaxed.gpu.global.v4.b32 [$0], {$1, $2, $3, $4};",
+        "l,r,r,r,r",
+        has_side_effects=True,
+    )
+
+
+def _load_shared(address: Any, offset: Any, wanted: Any) -> Words:
+    i32 = ir.IntegerType.get_signless(32)
+    made = llvm.inline_asm(
+        llvm.StructType.get_literal([i32] * 4),
+        [arith.addi(address, offset), wanted],
+        "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; @$5 ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "=&r,=&r,=&r,=&r,r,b",
+        has_side_effects=True,
+    )
+    return [llvm.extractvalue(i32, made, [i]) for i in range(4)]
+
+
+def _store_shared(address: Any, offset: Any, words: Words, wanted: Any | None = None) -> None:
+    predicate, inputs = ("", "r,r,r,r,r") if wanted is None else ("@$5 ", "r,r,r,r,r,b")
+    llvm.inline_asm(
+        ir.Type.parse("!llvm.void"),
+        [arith.addi(address, offset), *words, *([] if wanted is None else [wanted])],
+        f"{predicate}st.shared.v4.b32 [$0], {{$1, $2, $3, $4}};",
+        inputs,
+        has_side_effects=True,
+    )
+
+
+def _pair(words: Words) -> Any:
+    """Two words as a vector of float32."""
+    f32 = ir.F32Type.get()
+    pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
+    for i, word in enumerate(words):
+        pair = llvm.insertelement(pair, arith.bitcast(f32, word), _int(i))
+    return pair
+
+
+def _like(template: Any, registers: Words) -> Any:
+    made = np.empty(template.registers.shape, dtype=object)
+    for i, register in enumerate(registers):
+        made.flat[i] = register
+    return type(template)(_registers=made, _layout=template.layout, _is_signed=None)
