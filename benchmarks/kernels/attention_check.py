@@ -54,24 +54,26 @@ def paged(dense, page_size, seed):
     return jnp.zeros((len(order) + 2, *pages.shape[1:]), dense.dtype).at[order].set(pages), order.reshape(S, -1)
 
 
-@functools.partial(jax.jit, static_argnames=("most_items", "softcap", "window"))
-def decode(q, k, v, tables, lengths, most_items=None, softcap=0.0, window=0):
-    num_pages, kv_heads, page_size, d = k.shape
+@functools.partial(jax.jit, static_argnames=("most_items", "softcap", "window", "layer", "layers"))
+def decode(q, k, v, tables, lengths, most_items=None, softcap=0.0, window=0, layer=None, layers=1):
+    held, kv_heads, page_size, d = k.shape
     schedule = make_schedule(
         tables,
         lengths,
-        num_pages=num_pages,
+        num_pages=held // layers,
         page_size=page_size,
         kv_heads=kv_heads,
         window=window,
         most_items=most_items,
     )
-    return decode_attention(q, k, v, schedule, scale=d**-0.5, softcap=softcap, window=window)
+    kind = {"softcap": softcap, "window": window, "layer": layer, "layers": layers}
+    return decode_attention(q, k, v, schedule, scale=d**-0.5, **kind)
 
 
-@functools.partial(jax.jit, static_argnames=("softcap", "window"))
-def chunk(q, k, v, table, start, length, softcap=0.0, window=0):
-    return chunk_attention(q, k, v, table, start, length, scale=q.shape[2] ** -0.5, softcap=softcap, window=window)
+@functools.partial(jax.jit, static_argnames=("softcap", "window", "layer", "layers"))
+def chunk(q, k, v, table, start, length, softcap=0.0, window=0, layer=None, layers=1):
+    kind = {"softcap": softcap, "window": window, "layer": layer, "layers": layers}
+    return chunk_attention(q, k, v, table, start, length, scale=q.shape[2] ** -0.5, **kind)
 
 
 def compared(a, b):
@@ -176,7 +178,8 @@ def check_chunk_bits(name):
 
 
 def check_odd(name):
-    """Other numbers of heads: a chunk against its tokens decoded, and its error."""
+    """Other numbers of heads: a chunk against its tokens decoded, and its error; and both from pages of the second of
+    three layers."""
     shape = H, _, d = ODD_SHAPES[name]
     k, v, tables = storages(shape, 2, 2048)[64]
     q = draw(3, (192, H, d)) * 2
@@ -186,6 +189,10 @@ def check_odd(name):
         exact = chunk_reference(q, k, v, tables[1], start, length, scale=d**-0.5)
         case = f"chunk at {start}, {length} real"
         yield {"shape": name, "case": case, **compared(a, b), "error": error(a, exact, length)}
+    stacked, of = [jnp.concatenate([x[::-1], x, -x]) for x in (k, v)], {"layer": 1, "layers": 3}
+    for call, own, rest in ((chunk, q, (tables[1], 1000, 180)), (decode, q[:2], (tables, jnp.array([2048, 777])))):
+        whole, alone = call(own, *stacked, *rest, **of), call(own, k, v, *rest)
+        yield {"shape": name, "case": f"{call.__name__} of a layer among three", **compared(whole, alone)}
 
 
 def error(out, exact, length):
