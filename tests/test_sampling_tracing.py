@@ -97,7 +97,13 @@ def random_rows(rng):
     adaptive = {"adaptive_target": between(0.01, 1), "adaptive_decay": between(0, 0.99)}
     return [
         seeded(**filters, **dynatemp, **adaptive, **penalised(), logprobs=int(rng.integers(1, 21))),
-        seeded(**filters, **first, logprobs=int(rng.integers(0, 21)), logprobs_mode="processed"),
+        # A k above 64 is always there: whether one is, is known by a feature, not by a value.
+        seeded(
+            **{**filters, "top_k": int(rng.integers(65, 300))},
+            **first,
+            logprobs=int(rng.integers(0, 21)),
+            logprobs_mode="processed",
+        ),
         seeded(mirostat=1, **mirostat, **penalised()),
         seeded(mirostat=2, **mirostat),
         params(temperature=float(rng.choice([0, 1e-9, 9e-6])), **penalised()),

@@ -42,14 +42,24 @@ def least_by_mass(image: Any, top: Any, weight: Any, bound: Any) -> Any:
     """
     import jax.numpy as jnp
 
+    return jnp.minimum(_least(mass_above(image, weight), bound), top)
+
+
+def mass_above(image: Any, weight: Any) -> Callable[[Any], Any]:
+    """A function from thresholds uint32 [R, J] to the weight above each, float32 [R, J], in the order of `tree_sum`.
+
+    image uint32 [R, V], jax; weight float32 [R, V], not negative.
+    """
+    import jax.numpy as jnp
+
     length = image.shape[-1]
     # Laid out once: a launch that had to look for the places of padding would take three times as long.
-    image, weight = _apart((_leaves(image), _leaves(weight)))
+    image, weight = apart((_leaves(image), _leaves(weight)))
 
-    def mass_above(t: Any) -> Any:
+    def above(t: Any) -> Any:
         return _add_leaves(jnp.where(image[:, :, None] > t[:, None, :], weight[:, :, None], jnp.float32(0)), length)
 
-    return jnp.minimum(_least(mass_above, bound), top)
+    return above
 
 
 def _least(above: Callable[[Any], Any], bound: Any) -> Any:
@@ -64,10 +74,10 @@ def _least(above: Callable[[Any], Any], bound: Any) -> Any:
     first = jnp.broadcast_to(digits << jnp.uint32(32 - _BITS), (len(bound), 1 << _BITS))
     for place in reversed(range(0, 32, _BITS)):
         # Barriers keep what comes of one pass from being worked out again in the launches of the next.
-        found = _apart(above(first + jnp.uint32((1 << place) - 1)))
+        found = apart(above(first + jnp.uint32((1 << place) - 1)))
         digit = sum((~(found[:, i : i + 1] < bound)).astype(jnp.uint32) for i in range((1 << _BITS) - 1))
         low = first[:, :1] + (digit << jnp.uint32(place))
-        first = _apart(low + ((digits << jnp.uint32(place)) >> jnp.uint32(_BITS)))
+        first = apart(low + ((digits << jnp.uint32(place)) >> jnp.uint32(_BITS)))
     return low
 
 
@@ -114,11 +124,11 @@ def _add_leaves(x: Any, length: int) -> Any:
             x = lax.reduce(x, np.float32(0), (lax.add, _add_absolute)[added % 2], (axis,))
             added += 1
         if _LAST // BRANCHES < width <= _LAST:
-            x = _apart(x)
+            x = apart(x)
     return x
 
 
-def _apart(x: Any) -> Any:
+def apart(x: Any) -> Any:
     """x, worked out before anything that reads it."""
     from jax import lax
 

@@ -6,13 +6,17 @@ import functools
 from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling import filters, mirostat, noise
 from mlxcel.plugins.sampling.adaptive import adaptive_p
+from mlxcel.plugins.sampling.leading import leading
 from mlxcel.plugins.sampling.pack import OFF
 from mlxcel.plugins.sampling.selection import WHEN_USED, select, when
 from mlxcel.plugins.sampling.temperature import dynamic, scale
+from mlxcel.plugins.sampling.threshold import ordered_image
 from mlxcel.plugins.sampling.typical import typical
 from mlxcel.plugins.sampling.xtc import marked, xtc
 
@@ -26,11 +30,11 @@ class Sampled(NamedTuple):
 
 
 FILTERS = (
-    # name, function, what it takes: min_keep where that counts (spec S21), the maxima
+    # name, function, what it takes: min_keep where that counts (spec S21), the maxima, the largest values
     ("top_n_sigma", filters.top_n_sigma, {"peak"}),
-    ("top_k", filters.top_k, frozenset[str]()),
+    ("top_k", filters.top_k, {"listed"}),
     ("typ_p", typical, {"keep", "peak"}),
-    ("top_p", filters.top_p, {"keep", "peak"}),
+    ("top_p", filters.top_p, {"keep", "peak", "listed"}),
     ("min_p", filters.min_p, {"keep", "peak"}),
 )
 
@@ -60,6 +64,7 @@ class _Step:
     def __init__(self, xp: Any, sampling: SamplingArrays, carry: Carry, peak: Any) -> None:
         self.xp, self.params, self._stages, self._carry = xp, sampling.params, sampling.stages, carry
         self.peak: Any | None = peak  # [R, 1], None where it is no longer known
+        self._listed: Any | None = None  # [R, LISTED], once top_k has found them: what it keeps is among them
 
     def has(self, feature: str) -> bool:
         return feature in self._stages
@@ -95,6 +100,8 @@ class _Step:
     def filtered(self, z: Any) -> Any:
         for name, function, takes in FILTERS:
             if self.has(name):
+                if name == "top_k" and not self.has("far") and self.xp is not np:
+                    self._listed = leading(ordered_image(self.xp, z))
                 idle = self.params[name] == (z.shape[-1] if name == "top_k" else OFF[name])
                 z = self.changed(~idle, functools.partial(self._filter, name, function, takes), z)
                 if name == "typ_p":  # It alone may remove a maximum.
@@ -107,7 +114,11 @@ class _Step:
         idle = value == (z.shape[-1] if name == "top_k" else OFF[name])
         # ln 0 is no number to compute with.
         value = xp.where(idle, xp.ones_like(value), value)
-        given = {"peak": self.peak, "keep": self.column("min_keep") if self.has("min_keep") else None}
+        given = {
+            "peak": self.peak,
+            "keep": self.column("min_keep") if self.has("min_keep") else None,
+            "listed": self._listed,
+        }
         return function(xp, z, value, **{name: given[name] for name in takes})
 
     def without_top_choices(self, z: Any, newlines: Any) -> Any:

@@ -1,7 +1,8 @@
 """Filters: each a threshold on a value, so that equal values stay or go together (spec S4, 4.6).
 
 z is float32 [R, V] with removed ids at -inf, and so is what comes back; `keep`, where a step has it, is min_keep:
-int32 [R, 1], at least 1 (spec S21); `peak`, where it is known, the maximum of each row: float32 [R, 1].
+int32 [R, 1], at least 1 (spec S21); `peak`, where it is known, the maximum of each row: float32 [R, 1]; `listed`, where
+a row has no more values than that, or keeps no more by its k, the largest: uint32 [R, LISTED], of leading.py.
 None of these removes a maximum.
 """
 
@@ -30,16 +31,17 @@ def top_n_sigma(xp: Any, z: Any, n: Any, peak: Any | None = None) -> Any:
     return remove(xp, z, z >= m - n * sigma)
 
 
-def top_k(xp: Any, z: Any, k: Any) -> Any:
+def top_k(xp: Any, z: Any, k: Any, listed: Any | None = None) -> Any:
     """Keep z_i >= the k-th largest. k int32 [R, 1], 1 or more."""
-    return remove(xp, z, among_best(xp, ordered_image(xp, z), k))
+    return remove(xp, z, among_best(xp, ordered_image(xp, z), k, listed))
 
 
-def top_p(xp: Any, z: Any, p: Any, keep: Any | None = None, peak: Any | None = None) -> Any:
+def top_p(xp: Any, z: Any, p: Any, keep: Any | None = None, peak: Any | None = None, listed: Any | None = None) -> Any:
     """Keep i iff the mass strictly above it is < p of the whole, or it is a maximum. p float32 [R, 1], 0 … 1."""
     image = ordered_image(xp, z)
     row = masses(xp, z, peak)
-    stays = within_mass(xp, image, row.weight, p * row.whole, None if peak is None else ordered_image(xp, peak))
+    top = None if peak is None else ordered_image(xp, peak)
+    stays = within_mass(xp, image, row.weight, p * row.whole, top, listed)
     return remove(xp, z, stays if keep is None else stays | among_best(xp, image, keep))
 
 

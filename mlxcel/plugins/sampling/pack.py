@@ -11,6 +11,7 @@ import numpy as np
 from mlxcel.core.params import FIRST_FILTER, GREEDY_TEMPERATURE, LAST_FILTER, STAGE_NAMES, SamplingParams
 from mlxcel.core.request import SequenceSpec
 from mlxcel.plugins.sampling.adaptive import start
+from mlxcel.plugins.sampling.leading import LISTED
 from mlxcel.plugins.sampling.logprobs import listed
 from mlxcel.plugins.sampling.pairs import NOBODY, closed_width, pack_lists
 from mlxcel.plugins.sampling.stage import RowState
@@ -19,10 +20,12 @@ DRAW: Final = "draw"
 """Under this name `RowState.prepared` holds the row's Drawing."""
 
 FEATURES: Final = (
-    *("temperature_first", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "min_keep", "temperature"),
+    *("temperature_first", "top_n_sigma", "top_k", "far", "typ_p", "top_p", "min_p", "xtc", "min_keep", "temperature"),
     *("dynatemp", "cold", "adaptive_p", "mirostat_1", "mirostat_2", DRAW, "raw_logprobs", "processed_logprobs"),
 )
-"""What a step may have behind the logit stages. Together they are the static part of a step; values never are."""
+"""What a step may have behind the logit stages. Together they are the static part of a step; values never are.
+
+"far" is no stage of its own: thresholds of top_k and top_p that may lie behind the LISTED largest values of a row."""
 
 OFF: Final[Mapping[str, float]] = {"top_n_sigma": 0, "typ_p": 1, "top_p": 1, "min_p": 0}
 """Values by which a row says that it does not use a filter. That of top_k is V."""
@@ -134,6 +137,8 @@ def _features(spec: SequenceSpec, vocab: int) -> frozenset[str]:
         "adaptive_p": p.adaptive_target > 0,
     }
     found |= {name for name, used in uses.items() if used and p.runs(name)}
+    if ("top_k" in found and p.top_k > LISTED) or ("top_p" in found and "top_k" not in found):
+        found.add("far")
     if p.min_keep >= 2 and found & {"typ_p", "top_p", "min_p", "xtc"}:
         found.add("min_keep")
     return frozenset(found)

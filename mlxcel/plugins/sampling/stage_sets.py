@@ -26,6 +26,9 @@ WIDTHS: Final = (64, 512, 4096)
 USUAL: Final = ("top_k", "top_p", "min_p", "temperature", DRAW)
 """What rows use that ask for nothing unusual: the defaults of every client, and most models' own."""
 
+FAR: Final = (*USUAL, "far")
+"""The same without a bound of how many ids a row keeps."""
+
 _USUAL_ARRAYS: Final = (
     *("greedy", "seed_low", "seed_high", "position"),
     *("top_k", "top_p", "min_p", "temperature", "temperature_first"),
@@ -73,9 +76,10 @@ def closed_sets(logit: Sequence[str], vocab: int) -> tuple[StageSet, ...]:
     sets = (
         StageSet((), 0, None),
         StageSet(USUAL, 0, None),
-        *(StageSet((*logit, *draw), width, None) for width in widths[: len(WIDTHS)] for draw in ((), USUAL)),
+        StageSet(FAR, 0, None),
+        *(StageSet((*logit, *draw), width, None) for width in widths[: len(WIDTHS)] for draw in ((), FAR)),
         StageSet(scored, widths[0], narrow),
-        StageSet((*logit, *USUAL, "raw_logprobs"), widths[0], narrow),
+        StageSet((*logit, *FAR, "raw_logprobs"), widths[0], narrow),
         *(StageSet(everything, width, narrow) for width in few),
         StageSet(everything, vocab, vocab),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mlxcel.plugins.sampling.digits import BRANCHES, least_by_count, least_by_mass
+from mlxcel.plugins.sampling.leading import listed_by_count, listed_by_mass
 
 HALVINGS = 32
 """Enough for any two uint32."""
@@ -72,9 +73,9 @@ def ordered_image(xp: Any, x: Any) -> Any:
     return image
 
 
-def among_best(xp: Any, image: Any, count: Any) -> Any:
+def among_best(xp: Any, image: Any, count: Any, listed: Any | None = None) -> Any:
     """Where image >= the count-th largest of its row: bool [R, V]. image uint32 [R, V]; count int32 [R, 1], at least 1,
-    above V means all."""
+    above V means all; listed: what `leading` made of image, where no count is above LISTED."""
 
     if xp is np:
         ranks = np.minimum(count[:, 0], image.shape[-1])
@@ -83,20 +84,28 @@ def among_best(xp: Any, image: Any, count: Any) -> Any:
     def fewer_above(t: Any) -> Any:
         return xp.sum((image > t).astype(xp.int32), axis=-1, keepdims=True) < count
 
-    return image >= lowest_threshold(xp, image, fewer_above, lambda _: least_by_count(image, count))
+    def on_a_gpu(_: Any) -> Any:
+        return least_by_count(image, count) if listed is None else listed_by_count(listed, count)
+
+    return image >= lowest_threshold(xp, image, fewer_above, on_a_gpu)
 
 
-def within_mass(xp: Any, image: Any, weight: Any, bound: Any, top: Any | None = None) -> Any:
+def within_mass(xp: Any, image: Any, weight: Any, bound: Any, top: Any | None = None, listed: Any | None = None) -> Any:
     """Where the weight strictly above a place is below `bound`, or nothing is above it: bool [R, V].
 
     image uint32 [R, V]; weight float32 [R, V], 0 … 1; bound float32 [R, 1]; top uint32 [R, 1], the largest image of
-    each row where it is known.
+    each row where it is known; listed uint32 [R, LISTED], largest first, where these are all that have a weight.
     """
 
     def little_above(t: Any) -> Any:
         return tree_sum(xp, weight * (image > t)) < bound
 
-    return image >= lowest_threshold(xp, image, little_above, lambda top: least_by_mass(image, top, weight, bound), top)
+    def on_a_gpu(top: Any) -> Any:
+        if listed is None:
+            return least_by_mass(image, top, weight, bound)
+        return listed_by_mass(image, listed, weight, bound)
+
+    return image >= lowest_threshold(xp, image, little_above, on_a_gpu, top)
 
 
 def lowest_threshold(
