@@ -50,11 +50,10 @@ def figures(decision: str, file: Path) -> list[dict[str, Any]]:
     """Of one file: `where`, `figure`, `arms`, `delta` of the second arm against the first, `noise`, and the `values` of
     the flag that they differ in."""
     records = read_records(file)
-    header = of_kind(records, "header")[0]
-    if header["rounds"] < ROUNDS or not header["nulls"]:
-        raise ValueError(
-            f"{file}: {header['rounds']} rounds, {len(header['nulls'])} null arms; {ROUNDS} and 1 are needed"
-        )
+    headers = of_kind(records, "header")  # one a call that added rounds
+    header, rounds = headers[0], sum(each["rounds"] for each in headers)
+    if rounds < ROUNDS or not header["nulls"]:
+        raise ValueError(f"{file}: {rounds} rounds, {len(header['nulls'])} null arms; {ROUNDS} and 1 are needed")
     arms = [arm["name"] for arm in header["arms"]]
     values = [_value(arm["flags"], FLAG[decision]) for arm in header["arms"]] if decision in FLAG else []
     if decision in FLAG and (len(arms) != 2 or None in values or len(set(values)) != 2):
