@@ -300,6 +300,6 @@ def test_jax_agrees_with_itself_and_with_the_reference(compare: Compare, model: 
 @pytest.mark.slow
 def test_the_default_model_agrees_with_itself(compare: Compare, smollm2_path: Path) -> None:
     """5.7: 8."""
-    ran = compare(smollm2_path, "--expect-identical")
+    ran = compare(smollm2_path, "--prompt-tokens", 300, "--chunks", "128,256", "--expect-identical")
     assert ran.code == 0, ran.text
     assert all(set(results) == {"identical"} for results in ran.results().values())
