@@ -1,4 +1,4 @@
-"""benchmarks/decode.py and benchmarks/gpu_check.py run, over toys on a CPU, and say what they are for."""
+"""benchmarks/decode.py, gpu_check.py and draws.py run, over toys on a CPU, and say what they are for."""
 
 import importlib
 import json
@@ -17,13 +17,13 @@ ROOT = Path(__file__).parent.parent
 FACTS = {"device", "driver", "machine", "python", "jax", "jaxlib", "numpy", "commit"}
 
 
-def run(script, tmp_path, *arguments, code=0):
+def run(script, tmp_path, *arguments, small="--small", code=0):
     """The record of a run. The tree is enough: nothing has to be installed."""
     file = tmp_path / "record.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / script), "--device", "cpu", "--small", "--commit", "abc123"]
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--device", "cpu", "--commit", "abc123"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "typings")])
     done = subprocess.run(
-        [*command, "--json", str(file), *arguments],
+        [*command, "--json", str(file), *small.split(), *arguments],
         env={**os.environ, "PYTHONPATH": paths},
         cwd=tmp_path,
         capture_output=True,
@@ -70,6 +70,12 @@ def test_decode_runs_every_section(tmp_path):
     assert [row["rows"] for row in found["sections"]["batch"]] == [2, 9, 1, 2, 9]
     cold, warm = found["sections"]["start"]
     assert cold["programs"] == warm["programs"] > 0
+
+
+def test_draws_are_timed_and_compared(tmp_path):
+    found = run("draws.py", tmp_path, small="--vocab 300 --rows 2")
+    assert [(row["rows"], row["set"]) for row in found["sections"]["times"]] == [(2, 1), (2, 2), (2, 3)]
+    assert [row["differ"] for row in found["sections"]["same"]] == [0] * 5
 
 
 def test_gpu_check_says_what_it_skips(tmp_path):
