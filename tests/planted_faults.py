@@ -100,6 +100,13 @@ class Broken(NumpyBackend):
         raise RuntimeError("the device fell off the bus")
 
 
+class Interrupted(NumpyBackend):
+    """Somebody presses Ctrl-C at the first step."""
+
+    def submit(self, plan: StepPlan) -> StepResult:
+        raise KeyboardInterrupt
+
+
 class Script(ScriptedBackend):
     """Every reply is the script; that of a scheduler, whose requests here have a salt, leaves it at PLANT."""
 
@@ -148,6 +155,7 @@ BACKENDS = {
     "lost": "Lost",
     "broken": "Broken",
     "pageless": "Pageless",
+    "interrupted": "Interrupted",
     "script": "Script",
 }
 

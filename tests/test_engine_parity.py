@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 from cli_runs import Cli
+from hollow_checkpoint import LFM2, write_hollow
 from planted_faults import PLANT, PLUGIN, SCRIPT
 from plugin_doubles import Installer
 from tiny_checkpoint import write_tiny_llama
@@ -260,6 +261,38 @@ def test_an_arm_that_fails_ends_with_3_and_the_others_are_told(planted: Compare)
     assert "the device fell off the bus" in ran.row("greedy", "b", "c")["reason"]
     assert [each["arm"] for each in ran.report["streams"]] == ["a:direct", "b:dense"]
     assert planted("--pairs", "client", backend="broken").code == 3
+
+
+def test_an_interrupt_ends_it(planted: Compare) -> None:
+    """5.5."""
+    ran = planted("--pairs", "client", backend="interrupted")
+    assert (ran.code, ran.text, ran.report) == (130, "", {})
+
+
+def test_a_record_is_replaced_by_a_record_alone(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], model: Path, tmp_path: Path
+) -> None:
+    run, file = Cli(monkeypatch, capfdbinary), tmp_path / "record.json"
+    file.write_text("an earlier record")
+    options = ("--deterministic", "--backend", "reference-numpy", "--json", file, "--cases", "greedy", "-n", 2)
+    assert run("engine-parity", model, *options, "--prompt-tokens", 10).code == 2
+    assert file.read_text() == "an earlier record"
+    assert run("engine-parity", model, *options, "--prompt-tokens", 10, "--pairs", "client").code == 0
+    assert json.loads(file.read_text())["exit_code"] == 0
+
+
+def test_a_family_with_state_of_its_own_has_no_prefix_to_find(compare: Compare, tmp_path: Path) -> None:
+    """5.4, X14."""
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = write_hollow(tmp_path / "lfm2", {**LFM2, **small, "vocab_size": 320})
+    ran = compare(folder, *SHORT, "-n", 2, "--cases", "greedy", "--pairs", "cache,storage", "-c", 512)
+    assert [(row["right"], row["result"], row["reason"]) for row in ran.report["pairs"]] == [
+        ("c:paged", "identical", None),
+        ("c:paged", "identical", None),
+        ("d:miss", "identical", None),
+        ("e:hit", "n/a", "family has no reusable prefix"),
+    ]
+    assert ran.code == 0
 
 
 def test_pieces_are_those_that_ran(planted: Compare) -> None:

@@ -190,15 +190,20 @@ def _asked(
 @contextmanager
 def _opened(file: str | None) -> Iterator[Callable[[str], None]]:
     """Where JSON goes, if there is to be any: stdout, or a file. Whether that can be written is known before anything
-    runs."""
+    runs; what it holds stays until there is something to put in its place."""
     if file is None or file == "-":
         yield click.echo
         return
     with ExitStack() as held:
         try:
-            stream = held.enter_context(open(file, "w", encoding="utf-8"))
+            stream = held.enter_context(open(file, "a", encoding="utf-8"))
         except OSError as error:
             raise UsageError(
                 f"--json {file} cannot be written: {error.strerror or error}", hint="name another file"
             ) from error
-        yield lambda text: print(text, file=stream)
+
+        def write(text: str) -> None:
+            stream.truncate(0)
+            print(text, file=stream)
+
+        yield write
