@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlxcel.server.fields import Asking
     from mlxcel.server.record import RequestRecord
     from mlxcel.server.served import ServedModel
+    from mlxcel.server.settings import ServerSettings
 
 MOST_ROWS: Final = 1024
 """Prompts times choices of one request."""
@@ -85,6 +86,11 @@ async def ask(
         return await asyncio.to_thread(prepare)
     except RequestError as error:
         raise as_written(error, body.sampling) from None
+
+
+def ping_of(body: Asking, settings: ServerSettings) -> float:
+    """Seconds between two comments of a silent stream: the request's own, else the operator's."""
+    return settings.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
 
 
 def lane_of(priority: str | int | None, header: str | None) -> int:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.errors import RequestError
-from mlxcel.server.asking import ask
+from mlxcel.server.asking import ask, ping_of
 from mlxcel.server.bodies import read_body
 from mlxcel.server.bridge import Replies, hang_up
 from mlxcel.server.json_out import Json
@@ -46,7 +46,7 @@ async def messages(request: Request) -> Response | EventStream:
     if body.stream:
         fed, _ = truncate_prompt(prepared.request.choices[0], served.context)
         events = MessageEvents(identity, name, len(fed.prompt_ids))
-        ping = state.settings.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
+        ping = ping_of(body, state.settings)
         frames = _frames(replies, events, request.state.request_id)
         return EventStream(frames, ping, leave=replies.cancel, idle=PING)
     async with hang_up(request.receive, replies.cancel):

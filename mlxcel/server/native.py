@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.prompt_ids import truncate_prompt
-from mlxcel.server.asking import ask
+from mlxcel.server.asking import ask, ping_of
 from mlxcel.server.bodies import read_body
 from mlxcel.server.bridge import Replies, hang_up
 from mlxcel.server.native_choice import NativeChoice
@@ -53,7 +53,7 @@ async def completion(request: Request) -> Response | EventStream:
     answer = _Answer(name, served, prepared, body)
     replies = Replies(served, prepared)
     if body.stream:
-        ping = state.settings.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
+        ping = ping_of(body, state.settings)
         return EventStream(answer.frames(replies, request.state.request_id), ping, leave=replies.cancel)
     async with hang_up(request.receive, replies.cancel):
         results = await results_of(replies, len(prepared))

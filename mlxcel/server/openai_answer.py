@@ -13,6 +13,7 @@ from starlette.responses import Response
 from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.result import RequestResult
+from mlxcel.server.asking import ping_of
 from mlxcel.server.bridge import Replies, hang_up
 from mlxcel.server.openai_choice import ChatChoice, TextChoice
 from mlxcel.server.openai_reply import Head, Usage, usage_of
@@ -55,7 +56,7 @@ async def answer(
     reply = _Told(kind, head, served, prepared, body)
     replies = Replies(served, prepared)
     if body.stream:
-        ping = state.settings.sse_ping_interval if body.sse_ping_interval is None else body.sse_ping_interval
+        ping = ping_of(body, state.settings)
         return EventStream(reply.frames(replies, record.id), ping, leave=replies.cancel)
     async with hang_up(request.receive, replies.cancel):
         results = await results_of(replies, len(prepared))
