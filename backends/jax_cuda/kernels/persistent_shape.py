@@ -50,6 +50,7 @@ class Window:
     wide: int = 3
     narrow: int = 2  # for the first `steps` of a unit: the other warpgroup is likely to be waiting then
     steps: int = 4
+    ahead: int = 0  # steps of weights that are brought into L2 before the ring asks for them, at most
 
 
 @attrs.frozen
@@ -90,6 +91,13 @@ class Units:
         """(row tile or pair, part) of a block's n-th unit."""
         number, items = self.first_of(block) + n * self.sms, jnp.int32(self.weight.items)
         return lax.rem(number, items), self.weight.split - 1 - lax.div(number, items)
+
+    def row_of_step(self, first: Any, k: Any) -> Any:
+        """Packed row of a unit's k-th step; `first` is the unit's."""
+        row = first + k * STEP
+        if self.weight.pair > 1:
+            row = row + jnp.where(k >= self.part_steps, self.weight.depth - self.part_depth, 0)
+        return row
 
     def row(self, item: Any, part: Any) -> Any:
         """First packed row of a unit within a layer."""

@@ -164,8 +164,8 @@ class Exchange:
         self, heads: Any, row: Any, items: Sequence[Any], within: Sequence[Any], width: int, to: tuple[Any, Any]
     ) -> None:
         """heads [items, 2, N, 64] bf16: what each pair of qkv's row tiles leaves. Head i of the list is in item
-        `items[i]`, the `within[i]`-th of it. All but the last two go to the rows of `to[0]` [N, d], tiled for wgmma; those, the
-        newest key and value, to `to[1]` [2, d]. `width` is d/2. Followed by `commit_smem`."""
+        `items[i]`, the `within[i]`-th of it. All but the last two go to the rows of `to[0]` [N, d], tiled for wgmma;
+        those, the newest key and value, to `to[1]` [2, d]. `width` is d/2. Followed by `commit_smem`."""
         count, of_head = len(items), 2 * width // VALUES
         rounds = -(-count * of_head // THREADS)
         scalars = [row, *items, *within]
