@@ -24,7 +24,7 @@ def stream(*tokens: int, gap: float = 0.5, second: int = 900, **changed: Any) ->
         "reproduces": True,
         "finish_cause": "max_tokens",
         "ms": 1.0,
-        "company": Company(0, 1, 1),
+        "company": Company(None, 1, 1),
     }
     return Stream(**{**values, **changed})
 

@@ -107,6 +107,14 @@ class Interrupted(NumpyBackend):
         raise KeyboardInterrupt
 
 
+class Lonely(NumpyBackend):
+    """Takes no row but that of the request under test."""
+
+    def open(self, slot: int, spec: Any) -> None:
+        if spec.request_id == "beside":
+            raise RuntimeError("no room beside")
+
+
 class Script(ScriptedBackend):
     """Every reply is the script; that of a scheduler, whose requests here have a salt, leaves it at PLANT."""
 
@@ -156,6 +164,7 @@ BACKENDS = {
     "broken": "Broken",
     "pageless": "Pageless",
     "interrupted": "Interrupted",
+    "lonely": "Lonely",
     "script": "Script",
 }
 

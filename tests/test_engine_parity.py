@@ -263,6 +263,11 @@ def test_an_arm_that_fails_ends_with_3_and_the_others_are_told(planted: Compare)
     assert planted("--pairs", "client", backend="broken").code == 3
 
 
+def test_a_crowd_that_is_not_there_is_no_evidence(planted: Compare) -> None:
+    ran = planted("--pairs", "batch", "--cases", "greedy", "--expect-identical", backend="lonely")
+    assert (ran.code, ran.results()) == (3, {"batch": ["failed"]})
+
+
 def test_an_interrupt_ends_it(planted: Compare) -> None:
     """5.5."""
     ran = planted("--pairs", "client", backend="interrupted")

@@ -181,7 +181,7 @@ def test_a_row_is_followed_through_its_steps() -> None:
         "prefill": {"paged_gather": 1},
         "decode": {"paged_kernel": 6},
     }
-    assert watch.company == Company(0, 1, 3)
+    assert watch.company == Company(1, 1, 3)
     assert watch.plan == mine
     watch.follow(ids)
     step(Decode(9), paged_kernel=3)  # a step that was still under way
@@ -200,7 +200,7 @@ def test_how_a_stream_ran_in_words() -> None:
     )
     assert how_it_ran(ran) == (
         "adopted 0-8, pieces 8-12+4 12-14; paged storage, no paged launch; "
-        "prefill dense_kernel 2; decode ring_kernel 1, script 3; row 1 or later of 2 to 4"
+        "prefill dense_kernel 2; decode ring_kernel 1, script 3; steps of 2 to 4 rows, as row 1 or later"
     )
     paged = attrs.evolve(ran, launches={"decode": {"ref_paged_gather": 3}})
     assert "no paged launch" not in how_it_ran(paged)

@@ -15,7 +15,7 @@ from mlxcel.tools.model_choice import chosen_model
 from mlxcel.tools.parity.early import AskedPrompt, Backends, prepare, require_deterministic
 from mlxcel.tools.parity.options import GROUPS, ParityOptions
 from mlxcel.tools.parity.run import Report, run_parity
-from mlxcel.tools.parity.running import Setup
+from mlxcel.tools.parity.setup import Setup
 
 if TYPE_CHECKING:
     from mlxcel.config import EngineConfig

@@ -58,7 +58,8 @@ class Crowd:
     @classmethod
     @contextmanager
     def around(cls, serving: Serving, members: list[Companion]) -> Iterator[Crowd]:
-        """Those that come first have begun to decode; whoever is left at the end is cancelled."""
+        """Those that come first have begun to decode; whoever is left at the end is cancelled, and gone when this is
+        over. Raises the error of one that failed."""
         crowd = cls(serving, list(members))
         try:
             crowd.join(0)
@@ -68,8 +69,9 @@ class Crowd:
         finally:
             for reply in crowd._replies:
                 reply.cancel()
-            for reply in crowd._replies:
-                reply.results()  # none is left to stand in the steps of what comes next
+            ended = [result for reply in crowd._replies for result in reply.results()]
+        if failed := [result.error for result in ended if result.error is not None]:
+            raise failed[0]
 
     def join(self, tokens: int) -> None:
         """Submit those that come by the moment at which the request under test has so many tokens."""

@@ -18,7 +18,7 @@ from mlxcel.text.chat_template import select_template
 from mlxcel.text.prompt import check_ids, encode_chat, encode_raw
 from mlxcel.tools.model_choice import ChosenModel
 from mlxcel.tools.parity.options import GROUPS, ParityOptions
-from mlxcel.tools.parity.running import shared_length
+from mlxcel.tools.parity.scheduled import shared_length
 from mlxcel.tools.random_tokenizer import RandomTokenizer
 
 if TYPE_CHECKING:

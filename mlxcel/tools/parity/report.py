@@ -75,7 +75,7 @@ def how_it_ran(stream: Stream) -> str:
     )
     unpaged = ", no paged launch" if stream.kv_storage == "paged" and not stream.paged_launches else ""
     seen = stream.company
-    beside = f"; row {seen.place} or later of {seen.fewest} to {seen.most}" if seen.most > 1 else ""
+    beside = f"; steps of {seen.fewest} to {seen.most} rows, as row {seen.place} or later" if seen.most > 1 else ""
     return f"{adopted}pieces {pieces}; {stream.kv_storage} storage{unpaged}; {ran or 'no launch counted'}{beside}"
 
 

@@ -11,7 +11,8 @@ import attrs
 from mlxcel.tools.machine import Source, source
 from mlxcel.tools.parity.arms import arms
 from mlxcel.tools.parity.pairs import Row, exit_code, letters, rows
-from mlxcel.tools.parity.running import ArmRun, EngineFacts, Setup, run_arm
+from mlxcel.tools.parity.running import ArmRun, run_arm
+from mlxcel.tools.parity.setup import EngineFacts, Setup
 from mlxcel.tools.parity.stream import Failed, Found, Missing, NotAvailable, Stream
 
 _WIDE: Final = frozenset(("F32", "F16", "BF16", "float32", "float16", "bfloat16"))

@@ -14,8 +14,8 @@ from mlxcel.core.plan import Decode, Piece, PrefillPlan, StepReport, id_bytes
 
 @attrs.frozen
 class Company:
-    """Of all steps that a row was part of: its lowest place among their rows, 0 being the first, and the fewest and
-    most rows that a step had."""
+    """Of the steps that a row was part of: the fewest and most rows that one had, and, of those that it shared, its
+    lowest place among the rows, 0 being the first; None: it shared none."""
 
     place: int | None = None
     fewest: int = 0
@@ -23,9 +23,8 @@ class Company:
 
     def seen(self, place: int, rows: int) -> Company:
         """With one more step."""
-        if self.place is None:
-            return Company(place, rows, rows)
-        return Company(min(place, self.place), min(rows, self.fewest), max(rows, self.most))
+        places = [each for each in (self.place, place if rows > 1 else None) if each is not None]
+        return Company(min(places, default=None), min(rows, self.fewest or rows), max(rows, self.most))
 
 
 class RowWatch:
