@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,36 @@ class ScriptServer:
         self.port, self.app, self.serving, self.end = port, app, serving, end
         self.state = app.state.server
         self.url = f"http://127.0.0.1:{port}"
+        self._connections: dict[int, HTTPConnection] = {}  # by thread
 
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
-        """Status, decoded JSON and headers (by lower case) of a request. `body` may be bytes."""
+        """Status, decoded JSON and headers (by lower case) of a request. `body` may be bytes. A thread asks on one
+        connection for as long as the server keeps it."""
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.url + path, sent, {"Content-Type": "application/json", **(headers or {})}, method="POST"
-        )
+        with self._connection() as connection:
+            connection.request("POST", path, sent, {"Content-Type": "application/json", **(headers or {})})
+            reply = connection.getresponse()
+            text = reply.read()
+        return reply.status, json.loads(text), {name.lower(): value for name, value in reply.getheaders()}
+
+    @contextmanager
+    def _connection(self) -> Iterator[HTTPConnection]:
+        """One that is open, or can be opened; kept for the next request unless it fails or the server closes it."""
+        thread = threading.get_ident()
+        connection = self._connections.pop(thread, None) or HTTPConnection("127.0.0.1", self.port, timeout=30)
+        if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
+            connection.close()  # the server did so before
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
-                text, status, found = reply.read(), reply.status, reply.headers
-        except urllib.error.HTTPError as error:
-            text, status, found = error.read(), error.code, error.headers
-        return status, json.loads(text), {name.lower(): value for name, value in found.items()}
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._connections[thread] = connection
+
+    def close(self) -> None:
+        """The connections of all threads."""
+        while self._connections:
+            self._connections.popitem()[1].close()
 
     def ok(self, path: str, body: Any) -> Any:
         status, reply, _ = self.post(path, body)
@@ -143,7 +161,8 @@ def running(
         state = app.state.server
         asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(60)
         assert state.failure is None, state.failure
-        yield ScriptServer(port, app, made[0], end)
+        with closing(ScriptServer(port, app, made[0], end)) as server:
+            yield server
     finally:
         end()
 
@@ -173,7 +192,8 @@ def commanded(model: Path, settings: ServerSettings | None = None, **options: An
     thread.start()
     assert ready.wait(60)
     try:
-        yield ScriptServer(port, app, made[0], end)
+        with closing(ScriptServer(port, app, made[0], end)) as server:
+            yield server
     finally:
         end()
 
