@@ -1,7 +1,8 @@
 """A family with a layer of each kind, for tests of windows, recurrent state and experts, and its formulas.
 
-A config's `layers` lists kinds: "full" and "window N" attend, "state" recurs; "+experts" behind one of them makes its
-MLP a mixture. `layered_logits` computes the same from the formulas in float64, by a full mask and plain loops.
+A config's `layers` lists kinds: "full" and "window N" attend, with " sinks" behind them over a learned score of each
+head as well; "state" recurs; "+experts" behind one of them makes its MLP a mixture. `layered_logits` computes the same
+from the formulas in float64, by a full mask and plain loops.
 """
 
 import attrs
@@ -45,6 +46,7 @@ class Layered:
     def schema(self, config):
         attending = tuple(i for i, kind in enumerate(config.kinds) if kind != "state")
         recurring = tuple(i for i, kind in enumerate(config.kinds) if kind == "state")
+        sinking = tuple(i for i, kind in enumerate(config.kinds) if kind.endswith("sinks"))
         dense = tuple(i for i, mixture in enumerate(config.experts) if not mixture)
         mixed = tuple(i for i, mixture in enumerate(config.experts) if mixture)
 
@@ -71,6 +73,8 @@ class Layered:
                 linear("v", KV_HEADS * DIM, HIDDEN, attending, "qkv"),
                 linear("o", HIDDEN, HEADS * DIM, attending),
             ]
+        if sinking:
+            weights.append(WeightSpec("sinks", "H", (HEADS,), {"hf": "sinks.{i}"}, "array", layers=sinking))
         if recurring:
             weights += [
                 linear("forget", HIDDEN, HIDDEN, recurring, "state"),
@@ -97,7 +101,7 @@ class Layered:
         def layer(kind):
             if kind == "state":
                 return RecurrentKV(((HIDDEN,), (TAPS - 1, HIDDEN)))
-            if kind == "full":
+            if kind.startswith("full"):
                 return FullKV(KV_HEADS, DIM, DIM)
             return SlidingKV(KV_HEADS, DIM, DIM, int(kind.split()[1]))
 
@@ -110,7 +114,7 @@ class Layered:
         def layer(i, h, kind):
             mixer, mixture = kind
             x = ctx.rms_norm(h, "mixer_norm", layer=i, eps=EPS)
-            h = h + (self.recur(ctx, i, x) if mixer == "state" else self.attend(ctx, i, x, config.softcap))
+            h = h + (self.recur(ctx, i, x) if mixer == "state" else self.attend(ctx, i, x, mixer, config.softcap))
             x = ctx.rms_norm(h, "mlp_norm", layer=i, eps=EPS)
             if mixture:
                 (router,) = ctx.project(x, "router", layer=i)
@@ -123,12 +127,13 @@ class Layered:
         h = ctx.select_rows(ctx.for_layers(layer, ctx.embed(), kinds))
         return ctx.unembed(ctx.rms_norm(h, "final_norm", eps=EPS))
 
-    def attend(self, ctx, i, x, softcap):
+    def attend(self, ctx, i, x, kind, softcap):
         q, k, v = ctx.project(x, "qkv", layer=i)
         q = ctx.rope(ctx.xp.reshape(q, (-1, HEADS, DIM)), FREQUENCIES)
         k = ctx.rope(ctx.xp.reshape(k, (-1, KV_HEADS, DIM)), FREQUENCIES)
         v = ctx.xp.reshape(v, (-1, KV_HEADS, DIM))
-        return ctx.project(ctx.attend(q, k, v, layer=i, scale=DIM**-0.5, softcap=softcap), "o", layer=i)[0]
+        sinks = {"sinks": "sinks"} if kind.endswith("sinks") else {}
+        return ctx.project(ctx.attend(q, k, v, layer=i, scale=DIM**-0.5, softcap=softcap, **sinks), "o", layer=i)[0]
 
     def recur(self, ctx, i, x):
         taps = ctx.weight("taps", layer=i)
@@ -166,7 +171,7 @@ def layered_logits(checkpoint, ids):
         if kind == "state":
             h = h + _recurrence(w, i, x) @ w[f"output.{i}"].T
         else:
-            window = len(ids) if kind == "full" else int(kind.split()[1])
+            window = len(ids) if kind.startswith("full") else int(kind.split()[1])
             h = h + _masked_attention(w, i, x, window, config.softcap) @ w[f"o.{i}"].T
         x = norm(h, w[f"mlp_norm.{i}"])
         if not mixture:
@@ -209,7 +214,8 @@ def _masked_attention(w, i, x, window, softcap):
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
         weights = np.where(seen, np.exp(scores), 0)
-        mixed[:, head] = weights @ v[:, own] / weights.sum(axis=-1, keepdims=True)
+        beside = np.exp(w[f"sinks.{i}"][head]) if f"sinks.{i}" in w else 0.0
+        mixed[:, head] = weights @ v[:, own] / (weights.sum(axis=-1, keepdims=True) + beside)
     return mixed.reshape(count, -1)
 
 

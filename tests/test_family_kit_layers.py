@@ -10,6 +10,7 @@ from mlxcel.testing.family_kit import check_family, logits_of
 LAYERS = [
     ("window 2", "window 16"),
     ("window 130+experts", "full"),
+    ("full sinks", "window 16 sinks"),
     ("state", "window 16", "state+experts", "full+experts"),
 ]
 

@@ -66,9 +66,9 @@ def test_a_layer_that_keeps_positions_has_no_state_and_the_other_way_round(backe
 
     class Crossed(Layered):
         def recur(self, ctx, i, x):
-            return self.attend(ctx, 1, x, 0.0) if i == 0 else super().recur(ctx, i, x)
+            return self.attend(ctx, 1, x, "full", 0.0) if i == 0 else super().recur(ctx, i, x)
 
-        def attend(self, ctx, i, x, softcap):
+        def attend(self, ctx, i, x, kind, softcap):
             q = ctx.xp.reshape(x, (-1, 3, 8))
             return ctx.attend(q, q, q, layer=0, scale=1.0)
 
@@ -76,7 +76,7 @@ def test_a_layer_that_keeps_positions_has_no_state_and_the_other_way_round(backe
         loaded_family(Crossed(), checkpoint).logits([1, 2])
 
     class Reversed(Layered):
-        def attend(self, ctx, i, x, softcap):
+        def attend(self, ctx, i, x, kind, softcap):
             return ctx.state_scan(lambda state, values: (state, values[0]), (x,), layer=i)
 
     with pytest.raises(TypeError, match="layer 1 keeps positions: it has no recurrent state"):

@@ -7,6 +7,7 @@ token sees nothing leaves its sums as they are, bit for bit, so a token's result
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -33,17 +34,19 @@ def attend(
     scale: float,
     softcap: float,
     window: int | None,
+    sinks: jax.Array | None = None,
     one_by_one: bool,
 ) -> jax.Array:
     """q [S, W, K, G, dk] of tokens at `positions` int32 [S, W], -1 for padding -> float32 [S, W, K, G, dv].
 
-    Row s sees positions below seq_lens[s]. With `one_by_one` rows run one after the other, each over no more blocks
-    than it has; else all at once.
+    Row s sees positions below seq_lens[s]. sinks: float32 [K, G], a score of each head beside those of positions. With
+    `one_by_one` rows run one after the other, each over no more blocks than it has; else all at once.
     """
 
     def tile(args: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         row, queries, at = args
-        return _tile(queries, at, seq_lens[row], lambda n: fetch(row, n), scale=scale, softcap=softcap, window=window)
+        own = functools.partial(fetch, row)
+        return _tile(queries, at, seq_lens[row], own, scale=scale, softcap=softcap, window=window, sinks=sinks)
 
     args = (jnp.arange(q.shape[0], dtype=jnp.int32), q, positions)
     return lax.map(tile, args) if one_by_one else jax.vmap(lambda *each: tile(each))(*args)
@@ -58,6 +61,7 @@ def _tile(
     scale: float,
     softcap: float,
     window: int | None,
+    sinks: jax.Array | None,
 ) -> jax.Array:
     """q [Q, K, G, dk] -> float32 [Q, K, G, dv]."""
     Q, K, G, _ = q.shape
@@ -100,7 +104,12 @@ def _tile(
         jnp.zeros((K, Q * G), jnp.float32),
         jnp.zeros((K, Q * G, value_dim), jnp.float32),
     )
-    _, total, mixed = lax.fori_loop(low, last // BLOCK + 1, add_block, start)
+    maximum, total, mixed = lax.fori_loop(low, last // BLOCK + 1, add_block, start)
+    if sinks is not None:
+        beside = jnp.tile(sinks, (1, Q))
+        new = jnp.maximum(maximum, beside)
+        before = jnp.exp(maximum - new)
+        total, mixed = total * before + jnp.exp(beside - new), mixed * before[..., None]
     mixed = mixed / jnp.where(total == 0, 1.0, total)[..., None]
     by_query: jax.Array = mixed.reshape(K, Q, G, value_dim).transpose(1, 0, 2, 3)
     return by_query

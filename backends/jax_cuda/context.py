@@ -120,7 +120,15 @@ class JaxContext:
         return jnp.concatenate(parts, axis=-1).astype(x.dtype)
 
     def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, *, layer: int, scale: float, softcap: float = 0.0
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        *,
+        layer: int,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: str | None = None,
     ) -> jax.Array:
         place, fields, sms = self._places[layer], self._fields, self._model.numerics.hopper
         if isinstance(place.kv, RecurrentKV):
@@ -132,7 +140,7 @@ class JaxContext:
             self.kv[leaf] = write(self.kv[leaf], tables, fields.positions, values.reshape(rows, width, kv_heads, -1))
         keys, values = self.kv[place.first], self.kv[place.first + 1]
         window = place.kv.window if isinstance(place.kv, SlidingKV) else None
-        if sms and by_kernel(place.kv, keys, q.shape[1]):
+        if sms and sinks is None and by_kernel(place.kv, keys, q.shape[1]):
             mixed = self._kernels.attend(q, keys, values, place, scale=scale, softcap=softcap)
             return mixed.reshape(rows * width, -1)
         mixed = attend(
@@ -143,6 +151,7 @@ class JaxContext:
             scale=scale,
             softcap=softcap,
             window=window,
+            sinks=None if sinks is None else self.weight(sinks, layer=layer).reshape(kv_heads, -1),
             one_by_one=self._model.numerics.tiled,
         )
         return mixed.reshape(rows * width, -1).astype(self._compute)

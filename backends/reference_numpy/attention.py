@@ -19,13 +19,16 @@ def attend_token(
     position: int,
     scale: float,
     softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """One token over the positions 0 … `position` of its row.
 
     q: float32 [K, G, dk], G = H // K query heads a KV head. keys, values: one layer's pages, float32
-    [pages, K, page_size, dk or dv], this token's own position written. table: int32 [P]. Returns float32 [K, G, dv].
+    [pages, K, page_size, dk or dv], this token's own position written. table: int32 [P]. sinks: float32 [K, G], a score
+    of each head beside those of positions. Returns float32 [K, G, dv].
     """
-    return _attend(q, _blocks(keys, table, position), _blocks(values, table, position), 0, position, scale, softcap)
+    k, v = (_blocks(pages, table, position) for pages in (keys, values))
+    return _attend(q, k, v, 0, position, scale, softcap, sinks)
 
 
 def attend_window(
@@ -36,6 +39,7 @@ def attend_window(
     position: int,
     scale: float,
     softcap: float = 0.0,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """One token over the last `window` positions up to its own `position`.
 
@@ -47,11 +51,18 @@ def attend_window(
     # By take: a copy in C order, as full attention reads, where an index of the second axis gives another order.
     k, v = (np.take(ring.reshape(len(ring), -1, BLOCK, ring.shape[2]), numbers, axis=1) for ring in (keys, values))
     v[:, 0, : oldest % BLOCK] = 0
-    return _attend(q, k, v, oldest % BLOCK, position, scale, softcap)
+    return _attend(q, k, v, oldest % BLOCK, position, scale, softcap, sinks)
 
 
 def _attend(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, low: int, position: int, scale: float, softcap: float
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    low: int,
+    position: int,
+    scale: float,
+    softcap: float,
+    sinks: np.ndarray | None,
 ) -> np.ndarray:
     """Over the blocks k, v [K, blocks, 128, d] that end with the one of `position`; of the first, `low` are not seen,
     and hold zeros in v."""
@@ -64,8 +75,13 @@ def _attend(
     scores[:, 0, :, :low] = -np.inf
     last = np.zeros_like(v[:, -1])
     last[:, :valid] = v[:, -1, :valid]
-    weights = np.exp(scores - scores.max(axis=(1, 3), keepdims=True))
+    most = scores.max(axis=(1, 3), keepdims=True)
+    if sinks is not None:
+        most = np.maximum(most, sinks[:, None, :, None])
+    weights = np.exp(scores - most)
     total = np.add.reduce(np.add.reduce(weights, axis=-1), axis=1)
+    if sinks is not None:
+        total += np.exp(sinks - most[:, 0, :, 0])
     mixed = np.add.reduce(np.matmul(weights[:, :-1], v[:, :-1]), axis=1) if v.shape[1] > 1 else 0
     result: np.ndarray = (mixed + np.matmul(weights[:, -1], last)) / total[..., None]
     return result

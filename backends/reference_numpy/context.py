@@ -133,12 +133,21 @@ class NumpyContext:
         return turned
 
     def attend(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, layer: int, scale: float, softcap: float = 0.0
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        *,
+        layer: int,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: str | None = None,
     ) -> np.ndarray:
         storage, plan = self._storage[layer], self._plan
         tokens, heads, dim = q.shape
         kv_heads = k.shape[1]
         grouped = np.ascontiguousarray(q).reshape(tokens, kv_heads, heads // kv_heads, dim)
+        beside = None if sinks is None else self.weight(sinks, layer=layer).reshape(kv_heads, -1)
         mixed = np.empty((tokens, kv_heads, heads // kv_heads, v.shape[2]), np.float32)
         each = enumerate(zip(self._row_of.tolist(), plan.positions.tolist(), strict=True))
         if isinstance(storage, Rings):
@@ -146,7 +155,9 @@ class NumpyContext:
             storage.keys[slots, :, place], storage.values[slots, :, place] = k, v
             for token, (row, position) in each:
                 keys, values = storage.keys[plan.slots[row]], storage.values[plan.slots[row]]
-                mixed[token] = attend_window(grouped[token], keys, values, storage.window, position, scale, softcap)
+                mixed[token] = attend_window(
+                    grouped[token], keys, values, storage.window, position, scale, softcap, beside
+                )
         elif isinstance(storage, Pages):
             page_size = storage.keys.shape[2]
             pages, place = plan.page_tables[self._row_of, plan.positions // page_size], plan.positions % page_size
@@ -154,7 +165,7 @@ class NumpyContext:
             for token, (row, position) in each:
                 table = plan.page_tables[row]
                 mixed[token] = attend_token(
-                    grouped[token], storage.keys, storage.values, table, position, scale, softcap
+                    grouped[token], storage.keys, storage.values, table, position, scale, softcap, beside
                 )
         else:
             raise TypeError(f"layer {layer} keeps recurrent state: nothing can be attended to")

@@ -167,11 +167,23 @@ class ForwardContext(Protocol):
         https://arxiv.org/abs/2104.09864"""
         ...
 
-    def attend(self, q: Array, k: Array, v: Array, *, layer: Any, scale: float, softcap: float = 0.0) -> Array:
+    def attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        layer: Any,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: str | None = None,
+    ) -> Array:
         """Write k [T, K, dk] and v [T, K, dv] into the KV of this layer, then causal attention of q [T, H, dk] over
         each row's own positions, those inside the layer's window where its KV spec has one: [T, H * dv]. Query head h
         reads KV head h // (H // K). With `softcap` c a score s (float32, scaled) becomes c * tanh(s / c).
-        https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2408.00118"""
+        `sinks` names a weight [H] of the layer, role "array": with z of its head, the softmax is over the scores and z,
+        whose share goes to no position: exp(s) / (sum of exp(s) + exp(z)).
+        https://arxiv.org/abs/1706.03762, https://arxiv.org/abs/2408.00118, https://arxiv.org/abs/2309.17453"""
         ...
 
     def state_scan(self, step: ScanStep, inputs: tuple[Array, ...], *, layer: Any) -> Array:

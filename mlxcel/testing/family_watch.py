@@ -186,7 +186,17 @@ class WatchedContext:
             )
         return self._ctx.rope(x, frequencies, scale=scale)
 
-    def attend(self, q: Array, k: Array, v: Array, *, layer: Any, scale: float, softcap: float = 0.0) -> Array:
+    def attend(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        layer: Any,
+        scale: float,
+        softcap: float = 0.0,
+        sinks: str | None = None,
+    ) -> Array:
         self._layer_is("attend", layer)
         kv = self._kv.layers[layer]
         if isinstance(kv, RecurrentKV):
@@ -198,8 +208,13 @@ class WatchedContext:
             )
         if q.shape[1] % kv.kv_heads or q.shape[2] != kv.k_dim:
             raise broken("KV", f"layer {layer} asks with q [T, {q.shape[1:]}] of KV that is {kv}")
+        if sinks is not None:
+            self._ask("attend", sinks, "array", layer)
+            shape = self._ctx.weight(sinks, layer=layer).shape
+            if shape != (q.shape[1],):
+                raise broken("weights", f"attend asks for the sinks {sinks!r}, {list(shape)}, of {q.shape[1]} heads")
         self._touched[layer] += 1
-        return self._ctx.attend(q, k, v, layer=layer, scale=scale, softcap=softcap)
+        return self._ctx.attend(q, k, v, layer=layer, scale=scale, softcap=softcap, sinks=sinks)
 
     def state_scan(self, step: ScanStep, inputs: tuple[Array, ...], *, layer: Any) -> Array:
         self._layer_is("state_scan", layer)
