@@ -97,12 +97,15 @@ def test_rows_of_a_packed_embedding_are_its_rows():
 @pytest.mark.parametrize(
     ("rows", "depth", "facing", "split"),
     [
-        (2048, 2048, 0, 2),  # 32 row tiles
-        (3072, 2048, 0, 1),  # 48
-        (3072, 2048, 32, 2),  # 24 pairs
-        (4096, 2048, 64, 2),  # 32 pairs
+        (2048, 2048, 0, 4),  # 32 row tiles
+        (3072, 2048, 0, 2),  # 48
+        (3072, 2048, 32, 4),  # 24 pairs
+        (4096, 2048, 64, 4),  # 32 pairs
         (12288, 2048, 6144, 1),  # 96 pairs
+        (1024, 3072, 0, 8),  # 16
         (128256, 2048, 0, 1),
+        (4096, 14336, 0, 4),  # 64, and two parts would be too deep for their tokens
+        (3584, 18944, 0, 4),  # 56, and eight parts cannot share it
         (2048, 128, 0, 1),  # two parts cannot share it
         (2048, 384, 0, 1),
     ],
@@ -164,7 +167,7 @@ def test_the_fewest_columns_that_hold_the_tokens_are_taken(tokens, split, column
 
 
 @pytest.mark.parametrize("depth", [128, 2048, 8192, 28672])
-@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
 @pytest.mark.parametrize("facing", [0, 128])
 @pytest.mark.parametrize("columns", [8, 16, 32])
 def test_a_ring_has_room_for_any_depth(depth, split, facing, columns):
@@ -190,6 +193,8 @@ def test_tokens_of_another_shape_or_type_are_refused():
         gated_product(tiles, bf16(8, 128), weight)
     with pytest.raises(ValueError, match="8, 16 or 32"):
         stream(tiles, bf16(9, 128), weight=weight, end=Store())
+    with pytest.raises(ValueError, match="3 parts"):
+        stream(bf16(1536, 64), bf16(8, 384), weight=Weight(256, 384, 3), end=Store())
     with pytest.raises(ValueError, match="multiple of columns=64"):
         tiled(tiles, bf16(65, 128), weight=weight, columns=64)
     with pytest.raises(ValueError, match=r"of this weight they are \(512, 64\)"):
@@ -245,6 +250,8 @@ def extra_of(end, columns):
         (Gate(), Weight(512, 256, 2, 256), 8),
         (Residual(1), Weight(512, 256), 8),
         (Residual(2), Weight(512, 8192, 2), 32),
+        (Residual(2), Weight(512, 8192, 4), 8),
+        (Gate(), Weight(512, 1024, 8, 256), 16),
         (HEADS, Weight(512, 256, 2, 32), 8),
         (NORMED, Weight(512, 256, 1, 64), 8),
     ],
@@ -273,6 +280,7 @@ def test_every_end_of_a_launch_lowers_for_cuda_as_one_kernel(end, weight, column
     [
         (row_product, Weight(256, 256), 100, jnp.bfloat16),
         (row_product, Weight(256, 256, 2), 300, jnp.bfloat16),
+        (row_product, Weight(256, 512, 4), 300, jnp.bfloat16),
         (row_product, Weight(256, 256), 64, jnp.float32),
         (gated_product, Weight(256, 256, facing=128), 130, jnp.bfloat16),
         (gated_product, Weight(256, 256, 2, 128), 40, jnp.bfloat16),

@@ -1,7 +1,8 @@
 """Row products for few tokens: every weight byte is read once, as fast as memory gives it.
 
 A block streams packed tiles through a ring while its tokens lie in shared memory (or stream too, where they are too
-many). Two parts of a depth meet in the shared memory of a cluster of two blocks.
+many). Of a depth in parts each of two blocks, a cluster, does half, one part after the other; they meet in the shared
+memory of the first.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ LOADED = 128
 """Registers of a thread for values that are loaded together."""
 
 
+def sides(weight: Weight) -> int:
+    """Blocks that share a row tile."""
+    return 1 if weight.split == 1 else 2
+
+
 def ring(weight: Weight, columns: int) -> tuple[int, bool]:
-    """Ring slots, and whether a part's tokens are held whole beside them."""
-    meeting = (weight.split - 1) * weight.pair * TILE * columns * 4
-    room, part_bytes = SMEM_BYTES - meeting - 2 * columns * TILE * 2, weight.depth // weight.split * columns * 2
-    slots = (room - part_bytes) // SLOT_BYTES
+    """Ring slots, and whether a block's tokens are held whole beside them."""
+    meeting = (weight.split // 2) * weight.pair * TILE * columns * 4
+    room, own_bytes = SMEM_BYTES - meeting - 2 * columns * TILE * 2, weight.depth // sides(weight) * columns * 2
+    slots = (room - own_bytes) // SLOT_BYTES
     if slots >= FEWEST_SLOTS:
         return min(slots, MOST_SLOTS), True
     return min(room // (SLOT_BYTES + columns * STEP * 2), MOST_SLOTS), False
@@ -81,8 +87,10 @@ def stream(
     if N not in COLUMNS or x.shape != (N, D):
         raise ValueError(f"x is {x.shape}: it must be [8, 16 or 32, {D}]")
     check_tiles(tiles.shape, weight, layer, at)
-    part_depth, part_steps = D // S, D // S // STEP
-    item_steps, blocks = part_steps * pair, weight.items if S > 1 else min(sms, weight.items)
+    if S > 1 and S % 2:
+        raise ValueError(f"{S} parts: two blocks share them, so they must be even")
+    own_depth, own_parts, part_steps = D // sides(weight), S // sides(weight), D // S // STEP
+    item_steps, blocks = own_parts * part_steps * pair, weight.items if S > 1 else min(sms, weight.items)
     slots, resident = ring(weight, N)
     pools = [jax.new_ref(pool) for pool in extra[len(extra) - end.in_place :]]
     inputs = [*([] if squares is None else [squares]), *extra[: len(extra) - end.in_place], *pools]
@@ -95,7 +103,7 @@ def stream(
         out_g, (x_s, ring_s, x_full, full, empty, *meeting) = rest[: len(out)], rest[len(out) : len(rest) - len(own)]
         own_s = rest[len(rest) - len(own) :]
         first_item = lax.axis_index("item")
-        part = lax.axis_index("part") if S > 1 else jnp.int32(0)
+        side = lax.axis_index("side") if S > 1 else jnp.int32(0)
         count = 1 if S > 1 else lax.div(weight.items - first_item + blocks - 1, jnp.int32(blocks))
         thread = lax.axis_index("thread")
 
@@ -109,18 +117,23 @@ def stream(
             plgpu.set_max_registers(64, action="decrease")
             plgpu.griddepcontrol_launch_dependents()
 
+            def depth_of(within: Any) -> Any:
+                """Of a step of an item, from the block's first: part by part, each for one tile after the other."""
+                part = lax.div(within, jnp.int32(part_steps * pair))
+                return (part * part_steps + lax.rem(within, jnp.int32(part_steps))) * STEP
+
             def fetch_tiles(step: Any) -> None:
                 slot, within = lax.rem(step, jnp.int32(slots)), lax.rem(step, jnp.int32(item_steps))
                 tile = (first_item + lax.div(step, jnp.int32(item_steps)) * blocks) * pair
-                tile = tile + lax.div(within, jnp.int32(part_steps))
-                row = base + tile * D + part * part_depth + lax.rem(within, jnp.int32(part_steps)) * STEP
+                tile = tile + lax.rem(lax.div(within, jnp.int32(part_steps)), jnp.int32(pair))
+                row = base + tile * D + side * own_depth + depth_of(within)
                 packed = tiles_g.at[pl.ds(pl.multiple_of(row, STEP), STEP)]
                 plgpu.copy_gmem_to_smem(packed, ring_s.at[slot], full.at[slot])
 
             def fetch_tokens(step: Any) -> None:
                 if not resident:
-                    slot, k = lax.rem(step, jnp.int32(slots)), lax.rem(step, jnp.int32(part_steps))
-                    depth = pl.ds(pl.multiple_of(part * part_depth + k * STEP, STEP), STEP)
+                    slot, within = lax.rem(step, jnp.int32(slots)), lax.rem(step, jnp.int32(item_steps))
+                    depth = pl.ds(pl.multiple_of(side * own_depth + depth_of(within), STEP), STEP)
                     plgpu.copy_gmem_to_smem(x_g.at[:, depth], x_s.at[slot], full.at[slot])
 
             def refill(step: Any) -> None:
@@ -136,7 +149,7 @@ def stream(
             loop(0, begun, fetch_tiles)  # the weights wait for nobody
             plgpu.griddepcontrol_wait()
             if resident:
-                columns = pl.ds(pl.multiple_of(part * part_depth, STEP), part_depth)
+                columns = pl.ds(pl.multiple_of(side * own_depth, STEP), own_depth)
                 plgpu.copy_gmem_to_smem(x_g.at[:, columns], x_s, x_full)
             else:
                 loop(0, begun, fetch_tokens)
@@ -151,14 +164,14 @@ def stream(
             if resident:
                 plgpu.barrier_wait(x_full)
 
-            def product(first_step: Any) -> jax.Array:
+            def product(first_step: Any, first_k: Any) -> jax.Array:
                 def multiply(k: Any, acc: Any) -> None:
                     slot = lax.rem(first_step + k, jnp.int32(slots))
                     plgpu.barrier_wait(full.at[slot])
                     for half in range(STEP // TILE):
                         rows = ring_s.at[slot, pl.ds(half * TILE, TILE)]
                         if resident:
-                            tokens = x_s.at[:, pl.ds(k * STEP + half * TILE, TILE)]
+                            tokens = x_s.at[:, pl.ds((first_k + k) * STEP + half * TILE, TILE)]
                         else:
                             tokens = x_s.at[slot, :, pl.ds(half * TILE, TILE)]
                         plgpu.wgmma(acc, rows, tokens.T)
@@ -190,24 +203,36 @@ def stream(
             def item(n: Any, carry: Any) -> Any:
                 index = first_item + n * blocks
                 ready = end.before(index, number, extra_g)
-                sums = [product(n * item_steps + i * part_steps) for i in range(pair)]
+
+                def part(number: Any) -> list[jax.Array]:
+                    first = n * item_steps + number * (part_steps * pair)
+                    sums = [product(first + i * part_steps, number * part_steps) for i in range(pair)]
+                    if S > 1:
+                        pl.when(side == 1)(functools.partial(send, sums, number))
+                    return sums
+
+                def send(sums: list[jax.Array], number: Any) -> None:
+                    for i, own_sums in enumerate(sums):
+                        target = meeting[0].at[number, i]
+                        plgpu.async_store_smem(own_sums, target, meeting[1], cluster_idx=0, cluster_dim="side")
+
+                def add_part(number: Any, totals: list[jax.Array]) -> list[jax.Array]:
+                    return [total + more for total, more in zip(totals, part(number), strict=True)]
+
+                sums = part(jnp.int32(0))
+                if own_parts > 1:
+                    sums = lax.fori_loop(1, own_parts, add_part, sums)
                 if S == 1:
                     finish(sums, index, ready)
                     return carry
-                meeting_s, arrived = meeting
 
-                @pl.when(part != 0)
-                def _send() -> None:
-                    for i, own_sums in enumerate(sums):
-                        target = meeting_s.at[part - 1, i]
-                        plgpu.async_store_smem(own_sums, target, arrived, cluster_idx=0, cluster_dim="part")
-
-                @pl.when(part == 0)
-                def _add_parts() -> None:
+                @pl.when(side == 0)
+                def _add_those_of_the_other() -> None:
+                    meeting_s, arrived = meeting
                     plgpu.barrier_wait(arrived)
                     totals = list(sums)
-                    for other in range(S - 1):
-                        totals = [total + load(meeting_s.at[other, i]) for i, total in enumerate(totals)]
+                    for number in range(own_parts):
+                        totals = [total + load(meeting_s.at[number, i]) for i, total in enumerate(totals)]
                     finish(totals, index, ready)
 
                 return carry
@@ -215,7 +240,7 @@ def stream(
             lax.fori_loop(0, count, item, 0)
 
     out = end.out(weight, N)
-    x_shape = (N, part_depth) if resident else (slots, N, STEP)
+    x_shape = (N, own_depth) if resident else (slots, N, STEP)
     kept = [
         plgpu.SMEM(x_shape, jnp.bfloat16, transforms=TILED),
         plgpu.SMEM((slots, STEP, TILE), jnp.bfloat16, transforms=TILED),
@@ -224,9 +249,9 @@ def stream(
         plgpu.Barrier(num_barriers=slots),
     ]
     grid: dict[str, Any] = {"grid": (blocks,), "grid_names": ("item",)}
-    if S > 1:  # where the other blocks' parts meet
-        grid |= {"cluster": (S,), "cluster_names": ("part",)}
-        kept.append(plgpu.SMEM((S - 1, pair, TILE, N), jnp.float32, transforms=tiling(N * 4)(4)))
-        kept.append(plgpu.Barrier(num_arrivals=(S - 1) * pair))
+    if S > 1:  # where the other block's parts meet
+        grid |= {"cluster": (2,), "cluster_names": ("side",)}
+        kept.append(plgpu.SMEM((own_parts, pair, TILE, N), jnp.float32, transforms=tiling(N * 4)(4)))
+        kept.append(plgpu.Barrier(num_arrivals=own_parts * pair))
     result = launch(kernel, out, [*kept, *own], tiles, x, *place, *inputs, **grid, num_threads=2, thread_name="thread")
     return (*result, *(jax.freeze(pool) for pool in pools))

@@ -19,8 +19,11 @@ from mlxcel_jax_cuda.kernels.sizes import TILE
 STEP = 128
 """Depth of a ring slot for few tokens: two tiles."""
 
-FEW_ITEMS = 48
-"""Blocks of the grid that draw nearly all of the bandwidth: a weight with fewer row tiles is cut along its depth."""
+ENOUGH_UNITS = 96
+"""Blocks that share a weight: with fewer, the others stand still for longer than a part costs."""
+
+MOST_PART = 5120
+"""Depth of a part: the tokens of eight rows then leave eight slots of a ring beside them."""
 
 
 @attrs.frozen
@@ -45,10 +48,8 @@ class Weight:
 
     @classmethod
     def of(cls, rows: int, depth: int, *, facing: int = 0) -> Weight:
-        """The split by one rule: 2 for a weight with fewer than 48 row tiles (pairs, where they are paired) and a depth
-        that two parts can share, else 1. ValueError for a shape that does not `fits`."""
-        items = rows // (TILE * (2 if facing else 1))
-        return cls(rows, depth, 2 if items < FEW_ITEMS and depth % (2 * STEP) == 0 else 1, facing)
+        """The split by one rule, `split_for`. ValueError for a shape that does not `fits`."""
+        return cls(rows, depth, split_for(rows, depth, facing), facing)
 
     @property
     def pair(self) -> int:
@@ -82,6 +83,15 @@ class Stacked:
         """Whether an array of this shape is whole layers, each with room for the weight."""
         room = self.first + weight.packed_shape[0] <= self.stride
         return room and len(shape) == 2 and shape[0] % self.stride == 0 and shape[1] == TILE
+
+
+def split_for(rows: int, depth: int, facing: int = 0) -> int:
+    """Parts of a weight's depth, 1, 2, 4 or 8: the fewest of at most `MOST_PART` that give `ENOUGH_UNITS`, counting a
+    pair of row tiles once; or as many as the depth has."""
+    items = rows // (TILE * (2 if facing else 1))
+    possible = [split for split in (1, 2, 4, 8) if depth % (STEP * split) == 0]
+    enough = (split for split in possible if items * split >= ENOUGH_UNITS and depth <= MOST_PART * split)
+    return next(enough, possible[-1] if possible else 1)
 
 
 def misfit(rows: int, depth: int, facing: int = 0) -> str | None:
