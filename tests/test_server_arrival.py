@@ -9,6 +9,7 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,11 @@ def begun(server: ScriptServer, method: str, path: str, *headers: str, body: byt
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """All that comes until the server closes."""
+    """All that comes until the server closes, over bytes that it did not read or not."""
     read = b""
-    while more := connection.recv(1 << 16):
-        read += more
+    with suppress(ConnectionResetError):
+        while more := connection.recv(1 << 16):
+            read += more
     return read
 
 
@@ -235,4 +237,4 @@ def test_a_head_that_does_not_arrive_is_cut_off(model: Path, monkeypatch: pytest
         for before in (b"", whole):
             with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
                 connection.sendall(before + whole[:-2])
-                assert rest_of(connection).count(b"200") == bool(before)
+                assert rest_of(connection).count(b"HTTP/1.1 200 ") == bool(before)
