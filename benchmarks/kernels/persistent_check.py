@@ -10,6 +10,7 @@ must be importable.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import json
 import os
@@ -199,8 +200,8 @@ def compare(name: str, lengths: list[int], **changes: Any) -> dict[str, Any]:
     return found
 
 
-def seconds_a_step(step: Step, stacked: Stacked, batch: Batch) -> float:
-    """Upper median of four chains of `STEPS` launches: the KV of one is the next one's."""
+def chained(step: Step, stacked: Stacked, batch: Batch) -> Any:
+    """A program of `CHAIN` steps: the KV of one is the next one's, and its x the next one's embeddings."""
 
     def steps(stacked: Stacked, tokens: Tokens, keys: jax.Array, values: jax.Array, schedule: Schedule) -> Made:
         for _ in range(CHAIN):
@@ -210,7 +211,12 @@ def seconds_a_step(step: Step, stacked: Stacked, batch: Batch) -> float:
             keys, values = made.keys, made.values
         return made
 
-    several = jax.jit(steps, donate_argnums=(2, 3))
+    given = stacked, batch.tokens, batch.keys, batch.values, batch.schedule
+    return jax.jit(steps, donate_argnums=(2, 3)).lower(*given).compile()
+
+
+def seconds_a_step(step: Step, several: Any, stacked: Stacked, batch: Batch) -> float:
+    """Upper median of four timings of `STEPS` launches."""
     made = ended(step, several(stacked, batch.tokens, batch.keys + 0, batch.values + 0, batch.schedule))
     taken = []
     for _ in range(5):
@@ -239,37 +245,38 @@ def bandwidth() -> dict[str, float]:
     return found
 
 
-def prepared(name: str, lengths: list[int], **changes: Any) -> tuple[Step, Stacked, Batch]:
+def prepared(stacked: Stacked, step: Step, lengths: list[int]) -> tuple[Step, Batch]:
+    """The step with room for these rows, and them."""
     pages_a_row = -(-max(lengths) // PAGE_SIZE)
-    step = shape(name, pages=COLUMNS * pages_a_row, **changes)
-    stacked = model(step)
+    step = attrs.evolve(step, pages=COLUMNS * pages_a_row)
     tables = np.random.default_rng(3).permutation(COLUMNS * pages_a_row).reshape(COLUMNS, pages_a_row)
     embedded = jax.random.normal(jax.random.key(5), (COLUMNS, step.hidden), jnp.float32)
-    return step, stacked, Batch.of(step, stacked, embedded, lengths, tables, pools(step))
+    return step, Batch.of(step, stacked, embedded, lengths, tables, pools(step))
 
 
-def timed(name: str, lengths: list[int], variants: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    step, stacked, batch = prepared(name, lengths)
+def timed(name: str, cases: dict[str, tuple[list[int], dict[str, Any]]]) -> dict[str, Any]:
+    """cases: rows, and what is changed of the step."""
+    stacked = model(shape(name))
     weights = stacked.tiles.nbytes + stacked.head.nbytes
-    kv = 2 * sum(lengths) * step.layers * step.kv_heads * step.head_dim * 2
+    made = {what: prepared(stacked, shape(name, **changes), lengths) for what, (lengths, changes) in cases.items()}
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # a program takes ten seconds
+        programs = list(pool.map(lambda case: chained(case[0], stacked, case[1]), made.values()))
     found: dict[str, Any] = {}
-    for variant, changes in variants.items():
-        seconds = seconds_a_step(attrs.evolve(step, **changes), stacked, batch)
+    for (what, (step, batch)), program in zip(made.items(), programs, strict=True):
+        seconds = seconds_a_step(step, program, stacked, batch)
+        kv = 2 * int(batch.lengths.sum()) * step.layers * step.kv_heads * step.head_dim * 2
         rate = (weights + kv) / seconds
-        found[variant] = {"ms": seconds * 1e3, "TB/s": rate / 1e12, "of 4.27 TB/s": rate / 4.27e12}
-        rows = sum(length > 0 for length in lengths)
-        print(
-            f"{name} {rows} rows of {max(lengths)} {variant}: {seconds * 1e3:.4f} ms, {rate / 1e12:.2f} TB/s, "
-            f"{rate / 4.27e12:.1%}",
-            flush=True,
-        )
+        found[what] = {"ms": seconds * 1e3, "TB/s": rate / 1e12, "of 4.27 TB/s": rate / 4.27e12}
+        times = f"{seconds * 1e3:.4f} ms, {rate / 1e12:.2f} TB/s, {rate / 4.27e12:.1%}"
+        print(f"{name}, {what}: {times}", flush=True)
     return found
 
 
 def timeline(name: str, lengths: list[int]) -> dict[str, Any]:
     """When the blocks of a timed step are where: microseconds from the first block that has the tokens of a
     layer, median of the inner layers; of the blocks that note a moment, the first, the median and the last."""
-    step, stacked, batch = prepared(name, lengths, timed=True)
+    stacked = model(shape(name))
+    step, batch = prepared(stacked, shape(name, timed=True), lengths)
     for _ in range(3):
         made = ended(step, run(step, stacked, batch))
     times = np.asarray(made.times).astype(np.uint32)[1:-1]
@@ -293,23 +300,16 @@ def timeline(name: str, lengths: list[int]) -> dict[str, Any]:
     return found
 
 
-WHOLE: dict[str, dict[str, Any]] = {"whole": {}}
-PARTS: dict[str, dict[str, Any]] = WHOLE | {
-    f"without {' '.join(names)}": {"left_out": names}
-    for names in (
-        ("head",),
-        ("attention",),
-        ("attention", "head"),
-        ("barriers",),
-        ("attention", "barriers"),
-        ("attention", "barriers", "head"),
-        ("attention", "barriers", "products"),
-    )
-}
-WINDOWS: dict[str, dict[str, Any]] = {
-    str(window): {"window": Window(*window)}
-    for window in ((3, 2, 4, 0), (3, 2, 4, 4), (3, 2, 4, 8), (3, 2, 4, 12), (3, 3, 0, 8), (4, 3, 4, 0), (6, 6, 0, 0))
-}
+LEFT_OUT: tuple[tuple[str, ...], ...] = (
+    (),
+    ("head",),
+    ("attention",),
+    ("attention", "head"),
+    ("barriers",),
+    ("attention", "barriers", "head"),
+    ("attention", "barriers", "products"),
+)
+WINDOWS = ((3, 2, 4), (3, 1, 4), (2, 2, 0), (2, 1, 4), (3, 2, 8), (3, 2, 2), (4, 2, 4), (4, 1, 4))
 
 
 def rows(count: int, keys: int) -> list[int]:
@@ -327,16 +327,14 @@ def section(name: str) -> dict[str, Any]:
     if kind == "bits":
         return {"two layers": compare(which, [1, 300, 2000, 129, 256, 255, 5000, 40], layers=2, V=8192)}
     if kind == "time":
-        return bandwidth() | {
-            f"{count} rows of {keys}": timed(which, rows(count, keys), WHOLE)
-            for count, keys in ((1, 256), (1, 8192), (8, 1024))
-        }
+        sizes = ((1, 256), (1, 8192), (8, 1024))
+        return bandwidth() | timed(which, {f"{count} rows of {keys}": (rows(count, keys), {}) for count, keys in sizes})
     if kind == "parts":
-        return {"1 row of 256": timed(which, rows(1, 256), PARTS)}
+        return timed(which, {f"without {names}": (rows(1, 256), {"left_out": names}) for names in LEFT_OUT})
     if kind == "timeline":
-        return {"1 row of 256": timeline(which, rows(1, 256))}
+        return timeline(which, rows(1, 256))
     if kind == "windows":
-        return {"1 row of 256": timed(which, rows(1, 256), WINDOWS)}
+        return timed(which, {str(window): (rows(1, 256), {"window": Window(*window)}) for window in WINDOWS})
     raise SystemExit(f"no section {name}")
 
 

@@ -175,11 +175,10 @@ class Products:
             def step(k: Any, carry: Any) -> Any:
                 multiply(k, acc)
                 plgpu.wgmma_wait(STEP // TILE)  # the step before has been read
-                release(k - 1)
+                pl.when(k > 0)(lambda: release(k - 1))
                 return carry
 
-            multiply(0, acc)
-            lax.fori_loop(1, steps, step, 0)
+            lax.fori_loop(0, steps, step, 0)  # without its first step apart: instructions are fetched too
             plgpu.wgmma_wait(0)
             release(steps - 1)
             sums: jax.Array = acc[...]
@@ -317,14 +316,17 @@ class Ends:
 
             @pl.when((head >= start) & (head < start + step.kv_heads))
             def _write(pool: Any = pool, start: int = start) -> None:
-                for column in range(COLUMNS):
-
+                def row(column: Any, carry: Any) -> Any:
                     @pl.when(self.page[column] >= 0)
-                    def _row(column: int = column) -> None:
+                    def _row() -> None:
                         page, place = layer * step.pages + self.page[column], self.place[column]
                         for half, dims in enumerate(halves):
                             where = pool.at[page, pl.ds(head - start, step.together), place, dims]
                             plgpu.copy_smem_to_gmem(self.staged.at[half, column], where)
+
+                    return carry
+
+                lax.fori_loop(0, COLUMNS, row, 0)
 
 
 def _nothing(_item: Any) -> None:

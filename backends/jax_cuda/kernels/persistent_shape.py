@@ -13,6 +13,7 @@ import attrs
 import jax.numpy as jnp
 from jax import lax
 
+from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
@@ -23,23 +24,13 @@ SLOT_BYTES = STEP * TILE * 2
 FEWEST_SLOTS, MOST_SLOTS = 6, 13
 MOST_GROUP = 8
 
-ENOUGH_UNITS = 96
-"""Blocks that share a weight: with fewer, the others stand still for longer than a part costs."""
-
 HEAD_DIMS = (64, 128)
 
 LEAVABLE = ("attention", "head", "barriers", "products")
 
 
-def split_for(rows: int, depth: int, facing: int = 0) -> int:
-    """Parts of a weight's depth: the fewest that give `ENOUGH_UNITS`, or as many as the depth has."""
-    items = rows // (TILE * (2 if facing else 1))
-    possible = [split for split in (1, 2, 4, 8) if depth % (STEP * split) == 0]
-    return next((split for split in possible if items * split >= ENOUGH_UNITS), possible[-1])
-
-
 def weight_for(rows: int, depth: int, facing: int = 0) -> Weight:
-    return Weight(rows, depth, split_for(rows, depth, facing), facing)
+    return Weight.of(rows, depth, facing=facing)
 
 
 @attrs.frozen
@@ -50,7 +41,6 @@ class Window:
     wide: int = 3
     narrow: int = 2  # for the first `steps` of a unit: the other warpgroup is likely to be waiting then
     steps: int = 4
-    ahead: int = 0  # steps of weights that are brought into L2 before the ring asks for them, at most
 
 
 @attrs.frozen
@@ -92,13 +82,6 @@ class Units:
         number, items = self.first_of(block) + n * self.sms, jnp.int32(self.weight.items)
         return lax.rem(number, items), self.weight.split - 1 - lax.div(number, items)
 
-    def row_of_step(self, first: Any, k: Any) -> Any:
-        """Packed row of a unit's k-th step; `first` is the unit's."""
-        row = first + k * STEP
-        if self.weight.pair > 1:
-            row = row + jnp.where(k >= self.part_steps, self.weight.depth - self.part_depth, 0)
-        return row
-
     def row(self, item: Any, part: Any) -> Any:
         """First packed row of a unit within a layer."""
         return self.first_row + item * (self.weight.pair * self.weight.depth) + part * self.part_depth
@@ -131,6 +114,24 @@ class Step:
     left_out: tuple[str, ...] = ()  # for measuring: what is computed is then undefined
     watched: bool = False  # each block notes where it is, and a wait without an end is given up
     timed: bool = False  # each block notes when it was where
+
+    @classmethod
+    def of(cls, block: StandardBlock, shapes: Any, *, pages: int, page_size: int, sms: int = SMS) -> Step:
+        """Of a model. shapes: its `Shapes`, whose weights say how the parts of their depths are added."""
+        return cls(
+            block.layers,
+            *(shapes.qkv, shapes.o, shapes.gate_up, shapes.down, shapes.unembed),
+            heads=block.heads,
+            kv_heads=block.kv_heads,
+            head_dim=block.head_dim,
+            pages=pages,
+            page_size=page_size,
+            scale=block.scale,
+            eps=block.eps,
+            bias=block.qkv_bias,
+            normed=block.qk_norm,
+            sms=sms,
+        )
 
     def __attrs_post_init__(self) -> None:
         wrong = self._misfit()

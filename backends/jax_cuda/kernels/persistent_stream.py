@@ -22,8 +22,8 @@ from mlxcel_jax_cuda.kernels.persistent_watch import Watch
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
-Carry = tuple[Any, ...]
-"""Ring steps that have been asked for, and those known to have arrived; then where `Ahead` is."""
+Carry = tuple[Any, Any]
+"""Ring steps that have been asked for, and those known to have arrived."""
 
 
 @attrs.frozen
@@ -73,72 +73,17 @@ class Ring:
         return lax.rem(step, jnp.int32(self.count))
 
 
-@attrs.frozen
-class Ahead:
-    """Weights on their way into L2, up to `window.ahead` steps before the ring asks for them: what the ring has no room
-    for while the other warpgroup waits. It goes through the steps in the ring's order, one unit a phase."""
-
-    step: Step
-    block: Any
-    tiles: Any
-    units: tuple[Units, ...]
-    first: tuple[Any, ...]  # row of each phase's unit in a layer
-    ends: tuple[Any, ...]  # steps of a layer up to the end of each phase
-
-    @classmethod
-    def of(cls, step: Step, block: Any, tiles: Any) -> Ahead | None:
-        """None where it is switched off, or a block has several units of a phase."""
-        units = tuple(step.product_phases.values())
-        if not step.window.ahead or any(u.count > step.sms for u in units):
-            return None
-        first = tuple(u.row(*u.unit(block, jnp.int32(0))) for u in units)
-        ends, end = [], jnp.int32(0)
-        for u in units:
-            end = end + u.count_of(block) * u.steps
-            ends.append(end)
-        return cls(step, block, tiles, units, first, tuple(ends))
-
-    def begin(self) -> Carry:
-        """(layer, step in it, steps that are ahead of the ring)."""
-        return jnp.int32(0), jnp.int32(0), jnp.int32(0)
-
-    def asked(self, carry: Carry) -> Carry:
-        """The ring has asked for a step of weights: two more may come ahead of it."""
-        layer, at, lead = carry
-        layer, at = self._next(layer, at, lead == 0)
-        return self._bring(self._bring((layer, at, jnp.maximum(lead - 1, 0))))
-
-    def _bring(self, carry: Carry) -> Carry:
-        """One more step, if it is near enough."""
-        layer, at, lead = carry
-        wanted = (lead < self.step.window.ahead) & (layer < self.step.layers)
-        row, begin = jnp.int32(0), jnp.int32(0)
-        for units, first, end in zip(self.units, self.first, self.ends, strict=True):
-            row = jnp.where((at >= begin) & (at < end), units.row_of_step(first, at - begin), row)
-            begin = end
-        row = pl.multiple_of(layer * self.step.layer_rows + row, STEP)
-
-        @pl.when(wanted)
-        def _into_l2() -> None:
-            plgpu.async_prefetch(self.tiles.at[pl.ds(row, STEP)])
-
-        return *self._next(layer, at, wanted), lead + wanted.astype(jnp.int32)
-
-    def _next(self, layer: Any, at: Any, forward: Any) -> tuple[Any, Any]:
-        over = forward & (at + 1 >= self.ends[-1])
-        return jnp.where(over, layer + 1, layer), jnp.where(over, 0, jnp.where(forward, at + 1, at))
-
-
 def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, work: Work, watch: Watch) -> None:
     """All a block reads in a step. tiles [L * R, 64], head [V * D / 64, 64], keys and values [L * pages, K, page_size,
-    d], all in device memory."""
+    d], all in device memory.
+
+    Written for few instructions: each kind of copy stands here once, for those of the other warpgroup need the room.
+    """
     window, copies, block = step.window, step.copies, work.block
-    tile = min(step.page_size, STEP)
+    tile, phases = min(step.page_size, STEP), step.product_phases
 
-    ahead = Ahead.of(step, block, tiles)
-
-    def ask(carry: Carry, under_way: Any, start: Callable[[Any, Any], None], layered: bool = False) -> Carry:
-        number, here, *before = carry
+    def ask(carry: Carry, under_way: Any, start: Callable[[Any, Any], None]) -> Carry:
+        number, here = carry
         slot = ring.slot(number)
 
         def has_come(earlier: Any, _: Any) -> Any:
@@ -148,40 +93,30 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
         plgpu.barrier_wait(ring.empty.at[slot])
         here = lax.fori_loop(here, jnp.maximum(here, number + 1 - under_way), has_come, here)
         start(slot, ring.full.at[slot])
-        if ahead is not None and layered:
-            before = list(ahead.asked(tuple(before)))
-        return number + 1, here, *before
+        return number + 1, here
 
-    def weight(units: Units, source: Any, begin: Any, carry: Carry, window: Window = window) -> Carry:
-        def unit(n: Any, carry: Carry) -> Carry:
-            item, part = units.unit(block, n)
-            first = begin + units.row(item, part)
+    def steps(source: Any, count: Any, row_of: Callable[[Any], Any], window: Window, carry: Carry) -> Carry:
+        def fetch(k: Any, carry: Carry) -> Carry:
+            row = row_of(k)
 
-            def fetch(k: Any, carry: Carry) -> Carry:
-                row = units.row_of_step(first, k)
+            def start(slot: Any, full: Any) -> None:
+                for i in range(copies):
+                    rows = pl.ds(pl.multiple_of(row + i * tile, TILE), tile)
+                    target = ring.slots.at[slot, pl.ds(i * tile, tile)]
+                    plgpu.copy_gmem_to_smem(source.at[rows], target, full)
 
-                def start(slot: Any, full: Any) -> None:
-                    for i in range(copies):
-                        rows = pl.ds(pl.multiple_of(row + i * tile, TILE), tile)
-                        target = ring.slots.at[slot, pl.ds(i * tile, tile)]
-                        plgpu.copy_gmem_to_smem(source.at[rows], target, full)
+            return ask(carry, jnp.where(k < window.steps, window.narrow, window.wide), start)
 
-                under_way = jnp.where(k < window.steps, window.narrow, window.wide)
-                return ask(carry, under_way, start, layered=source is tiles)
-
-            asked: Carry = lax.fori_loop(0, units.steps, fetch, carry)
-            return asked
-
-        asked: Carry = lax.fori_loop(0, units.count_of(block), unit, carry)
+        asked: Carry = lax.fori_loop(0, count, fetch, carry)
         return asked
 
-    count, first_record = work.items, work.record(jnp.int32(0), FIELDS + BLOCK // tile)
+    items, first_record = work.items, work.record(jnp.int32(0), FIELDS + BLOCK // tile)
     tiles_of_block = BLOCK // tile
     page_rows = jnp.int32(step.kv_heads * step.page_size)
 
-    def attention(layer: Any, carry: Carry) -> Carry:
+    def attention(layer: Any, count: Any, carry: Carry) -> Carry:
         def item(n: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            (*asked, row, first, run, length), pool_rows = carry[:-tiles_of_block], list(carry[-tiles_of_block:])
+            number, here, row, first, run, length, *pool_rows = carry
             kv_head, upcoming = work.place(n)[1], work.record(n + 1, len(first_record))
 
             def pool_row(key: Any) -> Any:
@@ -190,55 +125,69 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
                 return jnp.where(key < length, page * page_rows + lax.rem(key, jnp.int32(step.page_size)), 0)
 
             def block_of_keys(b: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-                asked, pool_rows = carry[:-tiles_of_block], carry[-tiles_of_block:]
-                following = [pool_row(first + (b + 1) * BLOCK + i * tile) for i in range(len(pool_rows))]
-                for source in (keys, values):
-                    for run_of_keys in range(BLOCK // STEP):
-                        for chunk in range(step.chunks):
+                number, here, *pool_rows = carry
+                following = [pool_row(first + (b + 1) * BLOCK + i * tile) for i in range(tiles_of_block)]
 
-                            def start(
-                                slot: Any,
-                                full: Any,
-                                source: Any = source,
-                                run_of_keys: int = run_of_keys,
-                                chunk: int = chunk,
-                            ) -> None:
-                                for i in range(copies):
-                                    at = pool_rows[run_of_keys * copies + i]
-                                    page = layer * step.pages + lax.div(at, page_rows)
-                                    offset = pl.multiple_of(lax.rem(at, jnp.int32(step.page_size)), TILE)
-                                    dims = pl.ds(chunk * TILE, TILE)
-                                    plgpu.copy_gmem_to_smem(
-                                        source.at[page, kv_head, pl.ds(offset, tile), dims],
-                                        ring.slots.at[slot, pl.ds(i * tile, tile)],
-                                        full,
-                                    )
+                def slots_of(source: Any, asked: Carry) -> Carry:
+                    def one(i: Any, asked: Carry) -> Carry:
+                        run_of_keys, chunk = lax.div(i, jnp.int32(step.chunks)), lax.rem(i, jnp.int32(step.chunks))
 
-                            asked = ask(asked, window.wide, start)
+                        def start(slot: Any, full: Any) -> None:
+                            for piece in range(copies):
+                                at = jnp.where(run_of_keys == 0, pool_rows[piece], pool_rows[copies + piece])
+                                page = layer * step.pages + lax.div(at, page_rows)
+                                offset = pl.multiple_of(lax.rem(at, jnp.int32(step.page_size)), TILE)
+                                dims = pl.ds(pl.multiple_of(chunk * TILE, TILE), TILE)
+                                old = source.at[page, kv_head, pl.ds(offset, tile), dims]
+                                plgpu.copy_gmem_to_smem(old, ring.slots.at[slot, pl.ds(piece * tile, tile)], full)
+
+                        return ask(asked, window.wide, start)
+
+                    found: Carry = lax.fori_loop(0, BLOCK // STEP * step.chunks, one, asked)
+                    return found
+
+                asked = slots_of(values, slots_of(keys, (number, here)))
                 return *asked, *following
 
-            asked = lax.fori_loop(0, run, block_of_keys, (*asked, *pool_rows))[:-tiles_of_block]
+            asked = lax.fori_loop(0, run, block_of_keys, (number, here, *pool_rows))[:2]
             return *asked, *upcoming
 
-        asked: Carry = lax.fori_loop(0, count, item, (*carry, *first_record))[: -len(first_record)]
+        asked: Carry = lax.fori_loop(0, count, item, (*carry, *first_record))[:2]
         return asked
 
-    phases = step.product_phases
+    def choose(which: Any, of_phase: Callable[[Units], Any]) -> Any:
+        """`of_phase` of the phase of that number."""
+        first, *others = [of_phase(units) for units in phases.values()]
+        for i, other in enumerate(others):
+            first = jnp.where(which == i + 1, other, first)
+        return first
 
     def layer(n: Any, carry: Carry) -> Carry:
-        begin = n * step.layer_rows
-        carry = weight(phases["qkv"], tiles, begin, carry)
-        watch.asked(n, "qkv")
-        carry = attention(n, carry)
-        watch.asked(n, "attention")
-        for name in ("o", "gate_up", "down"):
-            carry = weight(phases[name], tiles, begin, carry)
-            watch.asked(n, name)
-        return carry
+        def phase(which: Any, carry: Carry) -> Carry:
+            def unit(i: Any, carry: Carry) -> Carry:
+                begin = n * step.layer_rows + choose(which, lambda units: units.row(*units.unit(block, i)))
+                turn = choose(which, lambda units: units.part_steps if units.weight.pair > 1 else units.steps)
+                jump = choose(which, lambda units: units.weight.depth - units.part_depth)
 
-    carry = lax.fori_loop(
-        0, step.layers, layer, (jnp.int32(0), jnp.int32(0), *(() if ahead is None else ahead.begin()))
-    )
+                def row_of(k: Any) -> Any:
+                    return begin + k * STEP + jnp.where(k >= turn, jump, 0)
+
+                return steps(tiles, choose(which, lambda units: units.steps), row_of, window, carry)
+
+            carry = lax.fori_loop(0, choose(which, lambda units: units.count_of(block)), unit, carry)
+            watch.asked(n, which)
+            return attention(n, jnp.where(which == 0, items, 0), carry)
+
+        asked: Carry = lax.fori_loop(0, len(phases), phase, carry)
+        return asked
+
+    carry = lax.fori_loop(0, step.layers, layer, (jnp.int32(0), jnp.int32(0)))
     if "head" not in step.left_out:
         everything = Window(step.slots, step.slots, 0)  # nobody waits for a message beside the head
-        weight(step.head_units, head, jnp.int32(0), carry, everything)
+        units = step.head_units
+
+        def tile_of_head(i: Any, carry: Carry) -> Carry:
+            begin = units.row(*units.unit(block, i))
+            return steps(head, units.steps, lambda k: begin + k * STEP, everything, carry)
+
+        lax.fori_loop(0, units.count_of(block), tile_of_head, carry)

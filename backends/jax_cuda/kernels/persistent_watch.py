@@ -16,9 +16,9 @@ from mlxcel_jax_cuda.kernels.mosaic import plgpu
 PHASES = ("qkv", "attention", "o", "gate_up", "down")
 
 MOMENTS = ("waits", "results seen", "tokens here", "products done", "parts seen", "over")
-"""Of a phase, in the compute warpgroup; then one a phase in the memory warpgroup: all of it has been asked for."""
+"""Of a phase, in the compute warpgroup; then one a weight in the memory warpgroup: all of it has been asked for."""
 
-EVENTS = len(PHASES) * (len(MOMENTS) + 1)
+EVENTS = len(PHASES) * len(MOMENTS) + len(PHASES) - 1
 
 PATIENCE = 100_000
 """Looks of a watched step before it gives a wait up: about a tenth of a second."""
@@ -62,10 +62,11 @@ class Watch:
     def moment(self, layer: Any, phase: str, moment: str) -> None:
         self._time(layer, PHASES.index(phase) * len(MOMENTS) + MOMENTS.index(moment))
 
-    def asked(self, layer: Any, phase: str) -> None:
-        self._time(layer, len(PHASES) * len(MOMENTS) + PHASES.index(phase))
+    def asked(self, layer: Any, which: Any) -> None:
+        """All weights of a phase: qkv, o, gate_up, down are 0 to 3."""
+        self._time(layer, len(PHASES) * len(MOMENTS) + which)
 
-    def _time(self, layer: Any, event: int) -> None:
+    def _time(self, layer: Any, event: Any) -> None:
         if self.times is None:
             return
 

@@ -89,20 +89,21 @@ class Exchange:
             stride = ir.MemRefType(x.type).get_strides_and_offset()[0][0] * 2
             begin, shared, thread = _address(x), _shared(target), _thread()
             first, used = (scalar.registers.flat[0] for scalar in (first, used))
-            chunks = [arith.addi(thread, _int(j * THREADS)) for j in range(count)]
-            rows = [arith.divui(chunk, _int(of_row)) for chunk in chunks]
-            places = [arith.subi(chunk, arith.muli(row, _int(of_row))) for chunk, row in zip(chunks, rows, strict=True)]
+            rows, places = _rows_and_places(thread, count, of_row)
+
+            def of_place(place: Any) -> Any:
+                chunk = arith.addi(place, arith.divui(first, _int(VALUES)))
+                if gap:
+                    runs = arith.divui(chunk, _int(run // VALUES))
+                    chunk = arith.addi(chunk, arith.muli(runs, _int(gap // VALUES)))
+                return _at(begin, arith.muli(chunk, _int(16)))
 
             def read(which: slice) -> Callable[[], Words]:
                 def words() -> Words:
                     found: Words = []
                     for row, place in zip(rows[which], places[which], strict=True):
-                        chunk = arith.addi(place, arith.divui(first, _int(VALUES)))
-                        if gap:
-                            runs = arith.divui(chunk, _int(run // VALUES))
-                            chunk = arith.addi(chunk, arith.muli(runs, _int(gap // VALUES)))
-                        offset = arith.addi(arith.muli(row, _int(stride)), arith.muli(chunk, _int(16)))
-                        found += _load(begin, offset, 4, arith.cmpi(arith.CmpIPredicate.ult, row, used))
+                        at = _at(of_place(place), arith.muli(row, _int(stride)))
+                        found += _load(at, _int(0), 4, arith.cmpi(arith.CmpIPredicate.ult, row, used))
                     return found
 
                 return words
@@ -317,6 +318,26 @@ def fill(ref: Any, first: Any, threads: int, source: Any | None = None) -> None:
     write(first, ref, *sources)
 
 
+def _rows_and_places(thread: Any, rounds: int, of_row: int) -> tuple[Words, Words]:
+    """Row and place of each of a thread's chunks, `of_row` in a row, with as little arithmetic as there can be."""
+    rows, places = [], []
+    of_round = [arith.addi(thread, _int(part * THREADS)) for part in range(max(of_row // THREADS, 1))]
+    own_row = arith.divui(thread, _int(of_row)) if of_row < THREADS else _int(0)
+    own_place = arith.subi(thread, arith.muli(own_row, _int(of_row)))
+    for j in range(rounds):
+        if of_row % THREADS == 0:
+            row, place = _int(j * THREADS // of_row), of_round[j % (of_row // THREADS)]
+        elif THREADS % of_row == 0:
+            row, place = arith.addi(own_row, _int(j * (THREADS // of_row))), own_place
+        else:
+            chunk = arith.addi(thread, _int(j * THREADS))
+            row = arith.divui(chunk, _int(of_row))
+            place = arith.subi(chunk, arith.muli(row, _int(of_row)))
+        rows.append(row)
+        places.append(place)
+    return rows, places
+
+
 def _int(value: int) -> Any:
     i32 = ir.IntegerType.get_signless(32)
     return arith.constant(i32, ir.IntegerAttr.get(i32, value))
@@ -325,7 +346,8 @@ def _int(value: int) -> Any:
 def _thread() -> Any:
     """Of the warpgroup."""
     i32 = ir.IntegerType.get_signless(32)
-    number = llvm.inline_asm(i32, [], "mov.u32 $0, %tid.x;", "=r")
+    # Not to be moved out of the layers' loop, with all that is computed from it: registers would not suffice.
+    number = llvm.inline_asm(i32, [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True)
     return arith.andi(number, _int(THREADS - 1))
 
 
