@@ -14,7 +14,11 @@ from mlxcel.plugins.sampling.threshold import _halved, among_best, ordered_image
 SIZES = [1, 2, 7, 317]
 ROWS = 4
 KINDS = ["normal", "ties", "minus_inf", "tiny", "one_value"]
-CASES = [*((kind, size) for kind in KINDS for size in SIZES), ("normal", 49152), ("minus_inf", 49152), ("ties", 128256)]
+CASES = [
+    *((kind, size) for kind in KINDS for size in SIZES),
+    ("minus_inf", 49152),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("normal", 49152), ("ties", 128256))),
+]
 
 
 def rows_of(kind, size):
@@ -78,7 +82,19 @@ def test_masses_by_digits_and_by_halves_are_one_threshold(kind, size):
         assert np.array_equal(image >= found, within_mass(np, image, row.weight, bound))
 
 
-@pytest.mark.parametrize("size", [*SIZES, 3, 5, 8, 9, 63, 64, 65, 513, 49152, 128256, 151936])
+@pytest.mark.parametrize(
+    "size",
+    [
+        *SIZES,
+        3,
+        8,
+        9,
+        65,
+        513,
+        49152,
+        *(pytest.param(size, marks=pytest.mark.slow) for size in (5, 63, 64, 128256, 151936)),
+    ],
+)
 def test_the_tree_of_pairs_has_the_bits_of_the_tree_of_slices(size):
     """Addition in another order rounds otherwise for nearly every row of this size."""
     x = np.random.default_rng(size).random((3, size), np.float32) ** 8

@@ -130,7 +130,9 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in ("penalised", "logprobs") else kind for kind in ROWS]
+)
 def test_forward_and_draw_in_one_program_draw_what_two_draw(llama, kind, monkeypatch):
     """Read one step behind as well as at once; where a row wants more than the light sets have, there are two."""
     counted = []

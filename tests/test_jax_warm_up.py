@@ -33,7 +33,7 @@ class Told(NoProgress):
         self.done.append(done)
 
 
-@pytest.mark.parametrize("formulas", [True, False])
+@pytest.mark.parametrize("formulas", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_program_is_compiled_once_and_none_afterwards(monkeypatch, formulas):
     """Spec S44. By fused steps, and without: greedy and usual rows, pieces, and scores with and without lists. Of the
     light sets, to keep it short."""

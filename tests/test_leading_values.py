@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 from test_digit_search import rows_of, same_bits
 
+from mlxcel.core.params import SamplingParams
+from mlxcel.core.request import SequenceSpec
+from mlxcel.core.sampling import Carry
+from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.plugins.sampling.filters import top_k, top_p
 from mlxcel.plugins.sampling.leading import LISTED, leading, listed_by_count, listed_by_mass
 from mlxcel.plugins.sampling.masses import masses
+from mlxcel.plugins.sampling.stage_sets import USUAL
 from mlxcel.plugins.sampling.threshold import among_best, ordered_image, tree_sum, within_mass
 
 KINDS = ["normal", "ties", "minus_inf", "tiny", "one_value", "one_hot", "one_block"]
 SIZES = [1, 7, 64, 65, 317, 1024, 1025]
 CASES = [*((kind, size) for kind in KINDS for size in SIZES), ("ties", 49152), ("one_block", 49152)]
-LARGE = [("normal", 128256), ("minus_inf", 151936)]
+LARGE = [pytest.param(*case, marks=pytest.mark.slow) for case in (("normal", 128256), ("minus_inf", 151936))]
 
 listing = jax.jit(leading)
 by_count = jax.jit(listed_by_count)
@@ -72,6 +77,38 @@ def test_a_row_does_not_know_its_company():
     crowd = np.asarray(listing(ordered_image(np, z)))
     for r in range(4):
         assert same_bits(listing(ordered_image(np, z[r : r + 1])), crowd[r : r + 1])
+
+
+def test_the_chain_draws_what_it_draws_by_halves(monkeypatch):
+    """Rows of a step as a GPU runs it, greedy ones and ones without filters too."""
+    size = 1025
+    sampler = ChainSampler(vocab=size)
+    rows = [
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+        {"top_k": 64, "top_p": 0.5},
+        {"temperature": 0},
+        {"top_k": 3, "temperature": 1.5},
+    ]
+    states = [
+        sampler.open(SequenceSpec("row", np.zeros(1, np.int32), SamplingParams(seed=seed, **row)))
+        for seed, row in enumerate(rows)
+    ]
+    sampling = sampler.pack(states, [9] * 4, [False] * 4, closed=True)
+    assert sampling.stages == USUAL
+
+    def drawing():
+        carry = Carry(np.zeros(4, np.int32), np.zeros(4, np.float32))
+        return jax.jit(lambda z: sampler.draw(jnp, z, sampling, carry)[:2])
+
+    by_halves, largest = drawing(), drawing()
+    for kind in ("normal", "ties", "one_value", "one_block"):
+        z = jnp.asarray(logits(kind, size))
+        expected, _ = by_halves(z)
+        with monkeypatch.context() as patch:
+            patch.setattr("jax.lax.platform_dependent", lambda *args, default, cuda: cuda(*args))
+            tokens, status = largest(z)
+        assert same_bits(tokens, expected), kind
+        assert not np.asarray(status).any()
 
 
 def test_a_gpu_looks_among_them_and_has_no_loop():
