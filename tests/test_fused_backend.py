@@ -44,7 +44,9 @@ class KeepingFusedJax(KeepingJax):
         super().__init__(device="cpu", level="R0", formulas=True)
 
 
-@pytest.fixture(scope="module", params=["llama", "llama, untied", "qwen2", "qwen3"])
+@pytest.fixture(
+    scope="module", params=["llama", pytest.param("llama, untied", marks=pytest.mark.slow), "qwen2", "qwen3"]
+)
 def model(request):
     family, overrides = MODELS[request.param]
     shape = {**SMALL, "num_hidden_layers": 2, **overrides}

@@ -29,7 +29,9 @@ def cold():
     return at_r1().run(IDS, STEPS, allowed=False)
 
 
-@pytest.mark.parametrize(("chunk", "slots"), [(WIDTH, 1), (2 * WIDTH, 4), (4 * WIDTH, 40)])
+@pytest.mark.parametrize(
+    ("chunk", "slots"), [(WIDTH, 1), pytest.param(2 * WIDTH, 4, marks=pytest.mark.slow), (4 * WIDTH, 40)]
+)
 def test_neither_chunk_nor_parallel_chooses_an_executable(cold, chunk, slots):
     """P3, C2: each piece is a multiple of the one width, and runs as so many forwards; so do rows that decode, whatever
     places there are."""
@@ -44,7 +46,7 @@ def test_neither_chunk_nor_parallel_chooses_an_executable(cold, chunk, slots):
 
 def test_more_rows_than_the_one_width_are_several_forwards():
     """C2: 34 rows in launches of 32 say what each says alone, those in the second launch too."""
-    crowd, lone = at_r1(slots=40).real, at_r1(slots=1).real
+    crowd, lone = at_r1(slots=40, chunk=4 * WIDTH).real, at_r1(slots=1).real
     prompts = [IDS[place : place + 1 + place % 3] for place in range(34)]
     rows = [crowd.open(prompt) for prompt in prompts]
     for row, prompt in zip(rows, prompts, strict=True):
@@ -79,7 +81,7 @@ def test_rows_that_are_preempted_say_what_they_say_alone():
         sizes = {"chunk": WIDTH, "context": CONTEXT, "slots": 3, **options}
         return served(checkpoint=MODEL, backend=backend, cache=False, busy=None, **sizes)
 
-    alone, crowd = scheduler(), scheduler(pages=CONTEXT // 16)
+    alone, crowd = (scheduler(pages=CONTEXT // 16) for _ in range(2))
     replies = [crowd.ask(prompt, f"r{index}", max_tokens=40) for index, prompt in enumerate(prompts)]
     crowd.run()
     assert crowd.scheduler.stats().preemptions_total.total() > 0

@@ -152,7 +152,9 @@ print(chosen.backend.memory(), chosen.backend.caps.platform)
 """
 
 
-@pytest.mark.parametrize(("asked", "dtype"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+@pytest.mark.parametrize(
+    ("asked", "dtype"), [("auto", "float32"), pytest.param("bfloat16", "bfloat16", marks=pytest.mark.slow)]
+)
 def test_h_q7_the_line_at_the_start_names_platform_and_device(run: Run, asked: str, dtype: str) -> None:
     done = run("-c", CHOSEN, asked)
     line, facts = done.stdout.splitlines()
