@@ -19,7 +19,7 @@ from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, loa
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
 from mlxcel_jax_cuda.kernels.persistent_watch import PHASES, Watch
-from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens
+from mlxcel_jax_cuda.kernels.persistent_words import Exchange, Meanwhile, forget_squares, forget_sums, forget_tokens
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -55,6 +55,7 @@ class Products:
     exchange: Exchange
     watch: Watch
     used: Any  # rows up to the last real one
+    weights: Any  # [L * R, 64] bf16, the tiles
     tokens: Any  # [N, token_depth] bf16 in shared memory
     parts: Any  # [2, parts, row tiles, 64, N] float32 in device memory: for even layers and for odd ones
 
@@ -71,7 +72,10 @@ class Products:
         def bring_tokens(part: Any) -> None:
             plgpu.commit_smem()  # all warps have read those before
             first = part * units.part_depth
-            exchange.tokens(source.x, first, units.part_depth, self.tokens, self.used, source.run, source.gap)
+            exchange.tokens(
+                *(source.x, first, units.part_depth, self.tokens, self.used, source.run, source.gap),
+                meanwhile=self._spare(name, layer),
+            )
             plgpu.commit_smem()
             moment("tokens here")
 
@@ -124,6 +128,20 @@ class Products:
             lax.fori_loop(0, count, unit, 0)
 
         return first_step + count * units.steps
+
+    def _spare(self, name: str, layer: Any) -> Meanwhile | None:
+        """Weights of gate_up that the ring has no room for: it holds o's and the first of gate_up's."""
+        step, window = self.step, self.step.window
+        gate_up, o = (step.product_phases[phase] for phase in ("gate_up", "o"))
+        if not window.spare or name not in ("o", "gate_up") or gate_up.count > step.sms:
+            return None
+        row = layer * step.layer_rows + gate_up.row(*gate_up.unit(self.block, jnp.int32(0)))
+        first = step.slots - o.count_of(self.block) * o.steps
+        if name == "gate_up":
+            first = first + window.spare
+        steps = jnp.clip(gate_up.steps - first, 0, window.spare) * gate_up.count_of(self.block)
+        hold = window.hold if name == "o" else 0
+        return Meanwhile(self.weights, row + first * STEP, steps, hold, window.pace)
 
     def _squares(self, squares: Any) -> jax.Array:
         total = self.exchange.sums([], squares)[1]

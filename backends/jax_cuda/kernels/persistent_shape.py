@@ -41,6 +41,9 @@ class Window:
     wide: int = 3
     narrow: int = 2  # for the first `steps` of a unit: the other warpgroup is likely to be waiting then
     steps: int = 4
+    spare: int = 0  # steps of gate_up that a block brings into L2 while it waits for o's tokens, and again for its own
+    hold: int = 6000  # clocks of such a wait before the first: until then the ring itself is being filled
+    pace: int = 900  # clocks between two: as fast as memory gives every block a step
 
 
 @attrs.frozen

@@ -127,7 +127,7 @@ def decode_step(
             used = jnp.int32(0)
             for column in range(N):
                 used = jnp.where(page_g[column] >= 0, column + 1, used)
-            products = Products(step, block, ring, exchange, watch, used, x_s, parts_g)
+            products = Products(step, block, ring, exchange, watch, used, tiles_g, x_s, parts_g)
             attention = Attention(
                 step, work, ring, counters, exchange, watch, heads_g, partials_g, stats_g, mixed_g, queries_s,
                 newest_s, weights_s,

@@ -29,6 +29,7 @@ from jaxlib.mlir.dialects import scf as _scf
 from mlxcel_jax_cuda.kernels.mosaic import TILED, TRANSPOSED, WGMMA, plgpu, store
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS
 from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
+from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 arith: Any = _arith  # their stubs know the operations, not the wrappers
@@ -44,7 +45,7 @@ VALUES = 8
 
 Words = list[Any]
 
-WhenThere = Callable[[Callable[[], Words], int], Words]
+WhenThere = Callable[..., Words]
 """From a reading of so many words: the words, once none is missing."""
 
 
@@ -71,21 +72,47 @@ def forget_squares(ref: Any) -> None:
 
 
 @attrs.frozen
+class Meanwhile:
+    """What is brought into L2 during a wait: `steps` ring steps of weights, one behind the other from `row` on."""
+
+    tiles: Any  # [rows, 64] bf16 in device memory
+    row: Any
+    steps: Any
+    hold: int  # clocks before the first
+    pace: int  # clocks between two
+
+
+@attrs.frozen
 class Exchange:
     """How a block reads what others write. `patient` False takes whatever is there: for measuring alone."""
 
     patient: bool = True
     watch: Watch | None = None
 
-    def tokens(self, x: Any, first: Any, depth: int, target: Any, used: Any, run: int = 0, gap: int = 0) -> None:
+    def tokens(
+        self,
+        x: Any,
+        first: Any,
+        depth: int,
+        target: Any,
+        used: Any,
+        run: int = 0,
+        gap: int = 0,
+        meanwhile: Meanwhile | None = None,
+    ) -> None:
         """x [N, …] bf16 in device memory, `depth` values of each row from `first` on -> target [N, …] in shared memory,
         tiled for wgmma; rows from `used` on become zeros. Behind every `run` values x has `gap` more, which are left
         out. Followed by `commit_smem`."""
         of_row, count = depth // VALUES, depth // THREADS
         alone = -(-of_row // THREADS)  # rounds with chunks of the first row, which is always there
 
-        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), _SCALAR, _SCALAR)
-        def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any) -> None:
+        given = [] if meanwhile is None else [meanwhile.tiles, meanwhile.row, meanwhile.steps]
+
+        @self._inline(
+            *(plgpu.RefType(), plgpu.RefType(TILED), _SCALAR, _SCALAR),
+            *([] if meanwhile is None else [plgpu.RefType(), _SCALAR, _SCALAR]),
+        )
+        def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any, *rest: Any) -> None:
             stride = ir.MemRefType(x.type).get_strides_and_offset()[0][0] * 2
             begin, shared, thread = _address(x), _shared(target), _thread()
             first, used = (scalar.registers.flat[0] for scalar in (first, used))
@@ -108,13 +135,23 @@ class Exchange:
 
                 return words
 
-            values = when_there(read(slice(0, alone)), 4 * alone)
+            also = None
+            if meanwhile is not None:
+                (tiles, row, steps), i64 = rest, ir.IntegerType.get_signless(64)
+                row_bytes = arith.constant(i64, ir.IntegerAttr.get(i64, TILE * 2))
+                begin_row = arith.muli(arith.extui(i64, row.registers.flat[0]), row_bytes)
+                bring = arith.addi(_address(tiles), begin_row)
+                mine = arith.select(
+                    arith.cmpi(arith.CmpIPredicate.eq, thread, _int(0)), steps.registers.flat[0], _int(0)
+                )
+                also = (bring, mine, meanwhile.hold, meanwhile.pace)
+            values = when_there(read(slice(0, alone)), 4 * alone, also)
             if count > alone:
                 values += when_there(read(slice(alone, None)), 4 * (count - alone))
             for j, (row, place) in enumerate(zip(rows, places, strict=True)):
                 _store_shared(shared, _tiled(row, place), values[4 * j : 4 * j + 4])
 
-        move(x, target, first, used)
+        move(x, target, first, used, *given)
 
     def sums(self, parts: Sequence[Any], squares: Any | None) -> tuple[list[jax.Array], jax.Array | None]:
         """parts: [64, N] float32 each, in device memory; squares [count, N] float32 or None -> the parts in wgmma's
@@ -230,13 +267,21 @@ class Exchange:
         return decorate
 
 
-def _when_there(patient: bool, notes: Words, read: Callable[[], Words], count: int) -> Words:
-    """The words, once none is missing. With `notes`, the addresses of a block's places, not longer than `PATIENCE`."""
+def _when_there(
+    patient: bool,
+    notes: Words,
+    read: Callable[[], Words],
+    count: int,
+    also: tuple[Any, Any, int, int] | None = None,
+) -> Words:
+    """The words, once none is missing. With `notes`, the addresses of a block's places, not longer than `PATIENCE`.
+    `also`: see `Meanwhile`; the address, and how many steps this thread brings."""
     i32 = ir.IntegerType.get_signless(32)
-    loop = scf.WhileOp([i32] * (count + 1), [_int(0)])
-    before = loop.before.blocks.append(i32)
+    kept = [_int(0), *([] if also is None else [_int(0), arith.addi(_clock(), _int(also[2]))])]
+    loop = scf.WhileOp([i32] * (count + len(kept)), kept)
+    before = loop.before.blocks.append(*[i32] * len(kept))
     with ir.InsertionPoint.at_block_begin(before):
-        words, [looks] = read(), before.arguments
+        words, [looks, *bringing] = read(), before.arguments
         again = arith.cmpi(arith.CmpIPredicate.eq, words[0], _int(-1))
         for word in words[1:]:
             again = arith.ori(again, arith.cmpi(arith.CmpIPredicate.eq, word, _int(-1)))
@@ -244,10 +289,18 @@ def _when_there(patient: bool, notes: Words, read: Callable[[], Words], count: i
             again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ne, looks, looks))
         if notes:
             again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ult, looks, _int(PATIENCE)))
-        scf.condition(again, [*words, looks])
-    after = loop.after.blocks.append(*[i32] * (count + 1))
+        if also is not None:
+            (brought, due), now = bringing, _clock()
+            go = arith.cmpi(arith.CmpIPredicate.sge, arith.subi(now, due), _int(0))
+            go = arith.andi(go, arith.cmpi(arith.CmpIPredicate.slt, brought, also[1]))
+            _into_l2(_at(also[0], arith.muli(brought, _int(STEP * TILE * 2))), STEP * TILE * 2, go)
+            due = arith.select(go, arith.addi(now, _int(also[3])), due)
+            bringing = [arith.addi(brought, arith.extui(i32, go)), due]
+        scf.condition(again, [*words, looks, *bringing])
+    after = loop.after.blocks.append(*[i32] * (count + len(kept)))
     with ir.InsertionPoint.at_block_begin(after):
-        scf.yield_([arith.addi(after.arguments[count], _int(1))])
+        _, *same = list(after.arguments)[count:]
+        scf.yield_([arith.addi(after.arguments[count], _int(1)), *same])
     if notes:
         given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], _int(PATIENCE))
         llvm.inline_asm(ir.Type.parse("!llvm.void"), [*notes, given_up], _GIVEN_UP, "l,l,b", has_side_effects=True)
@@ -349,6 +402,16 @@ def _thread() -> Any:
     # Not to be moved out of the layers' loop, with all that is computed from it: registers would not suffice.
     number = llvm.inline_asm(i32, [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True)
     return arith.andi(number, _int(THREADS - 1))
+
+
+def _clock() -> Any:
+    i32 = ir.IntegerType.get_signless(32)
+    return llvm.inline_asm(i32, [], "mov.u32 $0, %clock;", "=r", has_side_effects=True)
+
+
+def _into_l2(address: Any, size: int, wanted: Any) -> None:
+    text = f"@$1 cp.async.bulk.prefetch.L2.global [$0], {size};"
+    llvm.inline_asm(ir.Type.parse("!llvm.void"), [address, wanted], text, "l,b", has_side_effects=True)
 
 
 def _address(ref: Any) -> Any:
