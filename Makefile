@@ -14,6 +14,9 @@ help:
 demo: $(VENV)/.base ## install, fetch the default model, and answer a question
 	$(BIN)/mlxcel generate -p "Why is the sky blue?"
 
+# A worker has one core: BLAS threads of two workers would wait for each other.
+test test-slow: export OPENBLAS_NUM_THREADS := 1
+
 test: $(VENV)/.dev ## install everything the tests need, and run them
 	MLXCEL_TEST_MODEL="$$($(BIN)/mlxcel download smollm2-135m-instruct)" && export MLXCEL_TEST_MODEL && \
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
