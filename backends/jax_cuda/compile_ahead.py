@@ -28,7 +28,7 @@ class Program:
 def compile_together(programs: Iterable[Program], compiled: Callable[[int], None]) -> None:
     """Compile each program, so that a call of its function finds it. `compiled` hears how many are done.
 
-    XLA leaves the interpreter while it compiles; tracing does not: that, and `compiled`, stay on the thread of the call.
+    XLA leaves the interpreter while it compiles; tracing does not: that and `compiled` stay on the thread of the call.
     BackendFault names the program that cannot be compiled. An interrupt ends with the programs that are under way, and
     begins no other.
     """
