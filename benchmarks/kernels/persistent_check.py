@@ -29,7 +29,7 @@ from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, make_schedule
 from mlxcel_jax_cuda.kernels.persistent_reference import step_reference, tokens_of
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Window, weight_for
 from mlxcel_jax_cuda.kernels.persistent_step import Made, Stacked, Tokens, decode_step
-from mlxcel_jax_cuda.kernels.persistent_watch import MOMENTS, PHASES
+from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
 
 SECTION_SECONDS = 140
@@ -273,30 +273,36 @@ def timed(name: str, cases: dict[str, tuple[list[int], dict[str, Any]]]) -> dict
 
 
 def timeline(name: str, lengths: list[int]) -> dict[str, Any]:
-    """When the blocks of a timed step are where: microseconds from the first block that has the tokens of a
-    layer, median of the inner layers; of the blocks that note a moment, the first, the median and the last."""
     stacked = model(shape(name))
     step, batch = prepared(stacked, shape(name, timed=True), lengths)
     for _ in range(3):
         made = ended(step, run(step, stacked, batch))
-    times = np.asarray(made.times).astype(np.uint32)[1:-1]
-    noted: np.ndarray[Any, Any] = np.asarray(times[..., 1].any(axis=0))  # [EVENTS, blocks]
-    ns = times[..., 0].astype(np.int64)
-    first = MOMENTS.index("tokens here")
+    found = moments(np.asarray(made.times))
+    for what, value in found.items():
+        print(f"{name} {max(lengths)} {what}: {value}", flush=True)
+    return found
+
+
+def moments(times: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """times [L, EVENTS, blocks, 2]: when the blocks of a timed step were where. Microseconds from the first block that
+    has the tokens of a layer, median of the inner layers; of the blocks that note a moment their number, and the first,
+    the median and the last of them."""
+    inner = times.astype(np.uint32)[1:-1]
+    noted: np.ndarray[Any, Any] = np.asarray(inner[..., 1].any(axis=0))  # [EVENTS, blocks]
+    ns = inner[..., 0].astype(np.int64)
+    first = EVENTS.index("qkv: tokens here")
     start = np.where(noted[first], ns[:, first], 2**40).min(axis=1)
     since = (ns - start[:, None, None]) / 1e3
-    resolution = int(np.gcd.reduce(np.unique(ns)[1:] - np.unique(ns)[:-1]))
-    found: dict[str, Any] = {"timer": f"{resolution} ns", "layer": float(np.median(np.diff(start)) / 1e3)}
-    names = [f"{phase}: {moment}" for phase in PHASES for moment in MOMENTS] + [
-        f"{phase}: asked for" for phase in PHASES
-    ]
-    for event, what in enumerate(names):
+    seen = np.unique(ns[:, noted])
+    found: dict[str, Any] = {
+        "timer": int(np.gcd.reduce(np.diff(seen))),
+        "layer": float(np.median(np.diff(start)) / 1e3),
+    }
+    for event, what in enumerate(EVENTS):
         if noted[event].any():
             of = since[:, event, noted[event]]
             edges = (of.min(axis=1), np.median(of, axis=1), of.max(axis=1))
             found[what] = [int(noted[event].sum()), *(round(float(np.median(edge)), 2) for edge in edges)]
-    for what, value in found.items():
-        print(f"{name} {max(lengths)} {what}: {value}", flush=True)
     return found
 
 

@@ -19,12 +19,11 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels import attention
 from mlxcel_jax_cuda.kernels.attention import BLOCK, FLOOR, HALF, MASKED, Scoring
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
-from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, load, plgpu, store, store_tokens
-from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
+from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, plgpu, store, store_tokens
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work
 from mlxcel_jax_cuda.kernels.persistent_watch import Watch
-from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_tokens, put_newest
+from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens, put_newest
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -53,12 +52,11 @@ class Attention:
     step: Step
     work: Work
     ring: Ring
-    counters: Counters
     exchange: Exchange
     watch: Watch
     heads_made: Any  # [2, items, 2, N, 64] bf16: q, k and v as `Ends` leaves them
-    partials: Any  # [items, K, d, 8] float32 in device memory
-    stats: Any  # [items, K, 2, 8] float32: maxima and sums
+    partials: Any  # [2, items, K, d, 8] float32 in device memory
+    stats: Any  # [2, items, K, 2, 8] float32: maxima and sums
     mixed: Any  # [2, N, K, 8, d] bf16
     queries: Any  # [8, d] bf16 in shared memory
     newest: Any  # [2, d] bf16 in shared memory: key and value
@@ -191,11 +189,16 @@ class Attention:
 
         @pl.when(jnp.logical_not(alone))
         def _part() -> None:
-            for chunk, acc in enumerate(values):
-                store(self.partials.at[index, kv_head, pl.ds(chunk * TILE, TILE)], acc)
-            store(self.stats.at[index, kv_head, 0], m)
-            store(self.stats.at[index, kv_head, 1], total)
-            self.counters.signal(row * self.step.kv_heads + kv_head)
+            here, before = lax.rem(layer, jnp.int32(2)), lax.rem(layer + 1, jnp.int32(2))
+            dims = [pl.ds(chunk * TILE, TILE) for chunk in range(self.step.chunks)]
+            for acc, part in zip(values, dims, strict=True):
+                store(self.partials.at[here, index, kv_head, part], acc)
+            for i, stat in enumerate((m, total)):
+                store(self.stats.at[here, index, kv_head, i], stat)
+            for part in dims:
+                forget_sums(self.partials.at[before, index, kv_head, part])
+            for i in (0, 1):
+                forget_squares(self.stats.at[before, index, kv_head, i])
 
     def _merge_one(self, layer: Any, number: Any) -> None:
         """The result of 64 dims of a row and KV head, out of the partials of more than one item, or of none."""
@@ -206,18 +209,15 @@ class Attention:
 
         @pl.when(used != 1)
         def _merge_items() -> None:
-            self.watch.moment(layer, "attention", "parts seen")
-            self.counters.wait(pair, (layer + 1) * used)
-            self.watch.moment(layer, "attention", "results seen")
             dim = pl.multiple_of(chunk * TILE, TILE)
-            part = pl.ds(dim, TILE)
+            part, place = pl.ds(dim, TILE), lax.rem(layer, jnp.int32(2))
 
             def add_some(i: Any, old: attention.Partial) -> attention.Partial:
                 index = [first + jnp.minimum(i * FAN + s, used - 1) for s in range(FAN)]
-                maxima, sums = (
-                    [load(self.stats.at[s, head, which], WGMMA.reduce(0)) for s in index] for which in (0, 1)
-                )
-                values = [load(self.partials.at[s, head, part]) for s in index]
+                stats = [self.stats.at[place, s, head, which] for which in (0, 1) for s in index]
+                found = self.exchange.sums([self.partials.at[place, s, head, part] for s in index], stats)
+                self.watch.moment(layer, "attention", "parts seen")
+                values, maxima, sums = found[:FAN], found[FAN : 2 * FAN], found[2 * FAN :]
                 steps, m = [], old[0]
                 for s in range(FAN):  # a partial past the row's last changes nothing
                     here = i * FAN + s < used

@@ -108,14 +108,15 @@ class Products:
                     """`others`: for each row tile the parts of other blocks."""
                     refs = ending.more(item)
                     waited = [ref for side in others for ref in side] + refs
-                    squares = source.squares if weight.split > 1 else None
-                    found, total = exchange.sums(waited, squares) if waited or squares is not None else ([], None)
+                    factor = by_here
+                    if weight.split > 1 and source.squares is not None:
+                        factor = scale(self._squares(source.squares))  # while the parts are on their way
+                    found = exchange.sums(waited) if waited else []
                     moment("parts seen")
                     totals, more = list(sums), found[len(waited) - len(refs) :]
                     for i, side in enumerate(others):
                         for j in range(len(side)):
                             totals[i] = totals[i] + found[i * len(side) + j]
-                    factor = by_here if total is None else scale(total)
                     ending.end(totals if factor is None else [x * factor for x in totals], item, ready, more)
 
                 if weight.split == 1:
@@ -144,10 +145,7 @@ class Products:
         return Meanwhile(self.weights, row + first * STEP, steps, hold, window.pace)
 
     def _squares(self, squares: Any) -> jax.Array:
-        total = self.exchange.sums([], squares)[1]
-        if total is None:
-            raise RuntimeError("squares were asked for")
-        return total
+        return self.exchange.squares(squares)
 
     def _split(
         self,

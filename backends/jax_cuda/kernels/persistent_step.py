@@ -21,12 +21,12 @@ from mlxcel_jax_cuda.kernels.attention import FAST
 from mlxcel_jax_cuda.kernels.attention_schedule import Schedule
 from mlxcel_jax_cuda.kernels.mosaic import TILED, launch, plgpu, shaped
 from mlxcel_jax_cuda.kernels.persistent_attention import HALVES, Attention
-from mlxcel_jax_cuda.kernels.persistent_barrier import Counters
+from mlxcel_jax_cuda.kernels.persistent_barrier import Together
 from mlxcel_jax_cuda.kernels.persistent_products import Carried, Ends, Products, Source
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work, fill
 from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS, Watch
-from mlxcel_jax_cuda.kernels.persistent_words import THREADS, Exchange
+from mlxcel_jax_cuda.kernels.persistent_words import THREADS, Exchange, clear
 from mlxcel_jax_cuda.kernels.persistent_words import fill as fill_words
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
@@ -75,7 +75,7 @@ def decode_step(
     them, and they are written in place. The schedule is `make_schedule`'s for the 8 rows and the pages of one layer."""
     _check(step, stacked, tokens, keys, values)
     D, d, L = step.hidden, step.head_dim, step.layers
-    times = [jnp.zeros((L, EVENTS, step.sms, 2), jnp.int32)] if step.timed else []
+    times = [jnp.zeros((L, len(EVENTS), step.sms, 2), jnp.int32)] if step.timed else []
     in_place = [jax.new_ref(array) for array in (keys, values, *times)]
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
     turns = [jnp.tile(table, (step.together, 1)) for table in (tokens.cos, tokens.sin)]
@@ -98,7 +98,7 @@ def decode_step(
             Watch(block, places_g, times_g),
         )
         patient = "barriers" not in step.left_out
-        counters = Counters.of_grid(N * step.kv_heads, active=patient, watch=watch if step.watched else None)
+        begin_together = Together.of_grid(step.sms, active=patient, watch=watch if step.watched else None)
 
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
@@ -112,16 +112,21 @@ def decode_step(
                 plgpu.barrier_arrive(empty.at[i])
             watch.begin()
 
-            def missing(ref: Any, source: Any | None = None) -> None:
-                fill_words(ref, block * THREADS, step.sms * THREADS, source)
+            def missing(ref: Any, source: Any | None = None, used: Any | None = None) -> None:
+                fill_words(ref, block * THREADS, step.sms * THREADS, source, used)
 
             for exchange_g in (heads_g, mixed_g, hidden_g, parts_g, by_o.x, by_o.scaled, by_o.squares):
                 missing(exchange_g)
+            for exchange_g in (partials_g, stats_g):
+                for place in (0, 1):
+                    missing(exchange_g.at[place], used=work.used)
             first = Carried(x_first, scaled_first, squares_first)
             for exchange_g, source in zip(attrs.astuple(by_down), attrs.astuple(first), strict=True):
                 missing(exchange_g.at[0])
                 missing(exchange_g.at[1], source)  # what a layer before the first would have left
-            counters.begin_together(step.sms)
+            for tokens_s in (x_s, queries_s):
+                clear(tokens_s)
+            begin_together.wait()
 
             exchange = Exchange(patient, watch if step.watched else None)
             used = jnp.int32(0)
@@ -129,7 +134,7 @@ def decode_step(
                 used = jnp.where(page_g[column] >= 0, column + 1, used)
             products = Products(step, block, ring, exchange, watch, used, tiles_g, x_s, parts_g)
             attention = Attention(
-                step, work, ring, counters, exchange, watch, heads_g, partials_g, stats_g, mixed_g, queries_s,
+                step, work, ring, exchange, watch, heads_g, partials_g, stats_g, mixed_g, queries_s,
                 newest_s, weights_s,
             )  # fmt: skip
             ends = Ends(
@@ -174,8 +179,8 @@ def decode_step(
         shaped((2, N, step.kv_heads, N, d), jnp.bfloat16),
         shaped((2, N, step.down.depth), jnp.bfloat16),
         shaped((2, most_parts, part_tiles, TILE, N), jnp.float32),
-        shaped((items, step.kv_heads, d, N), jnp.float32),
-        shaped((items, step.kv_heads, 2, N), jnp.float32),
+        shaped((2, items, step.kv_heads, d, N), jnp.float32),
+        shaped((2, items, step.kv_heads, 2, N), jnp.float32),
         *carried,
         *carried,
         *([shaped((2, step.sms), jnp.int32)] if step.watched else []),

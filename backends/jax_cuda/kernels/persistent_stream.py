@@ -40,11 +40,16 @@ class Work:
     tables: Any  # [N, P] int32
 
     @property
+    def used(self) -> Any:
+        """Items of the schedule that there are."""
+        last = self.rows.shape[0] - 1
+        return self.rows[last, 0] + self.rows[last, 1]
+
+    @property
     def items(self) -> Any:
         if "attention" in self.step.left_out:
             return jnp.int32(0)
-        used = self.rows[self.rows.shape[0] - 1, 0] + self.rows[self.rows.shape[0] - 1, 1]
-        return lax.div(used * self.step.kv_heads - self.block + (self.step.sms - 1), jnp.int32(self.step.sms))
+        return lax.div(self.used * self.step.kv_heads - self.block + (self.step.sms - 1), jnp.int32(self.step.sms))
 
     def place(self, n: Any) -> tuple[Any, Any]:
         """(item, KV head)."""

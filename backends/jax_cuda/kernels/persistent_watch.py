@@ -16,9 +16,12 @@ from mlxcel_jax_cuda.kernels.mosaic import plgpu
 PHASES = ("qkv", "attention", "o", "gate_up", "down")
 
 MOMENTS = ("waits", "results seen", "tokens here", "products done", "parts seen", "over")
-"""Of a phase, in the compute warpgroup; then one a weight in the memory warpgroup: all of it has been asked for."""
+"""Of a phase, in the compute warpgroup."""
 
-EVENTS = len(PHASES) * len(MOMENTS) + len(PHASES) - 1
+EVENTS = (
+    *(f"{phase}: {moment}" for phase in PHASES for moment in MOMENTS),
+    *(f"{phase}: asked for" for phase in PHASES if phase != "attention"),  # by the memory warpgroup, all of it
+)
 
 PATIENCE = 100_000
 """Looks of a watched step before it gives a wait up: about a tenth of a second."""
@@ -41,7 +44,7 @@ class Watch:
 
     block: Any
     places: Any | None  # [2, blocks] int32: the phase begun last; 1 + the one in which a wait was first given up, or 0
-    times: Any | None  # [L + 1, EVENTS, blocks, 2] int32: nanoseconds, and clocks of the multiprocessor, low 32 bits
+    times: Any | None  # [L, EVENTS, blocks, 2] int32: nanoseconds, and clocks of the multiprocessor, low 32 bits
 
     def begin(self) -> None:
         if self.places is not None:

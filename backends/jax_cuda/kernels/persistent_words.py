@@ -101,8 +101,8 @@ class Exchange:
         meanwhile: Meanwhile | None = None,
     ) -> None:
         """x [N, …] bf16 in device memory, `depth` values of each row from `first` on -> target [N, …] in shared memory,
-        tiled for wgmma; rows from `used` on become zeros. Behind every `run` values x has `gap` more, which are left
-        out. Followed by `commit_smem`."""
+        tiled for wgmma. Rows from `used` on stay the zeros that they are in target. Behind every `run` values x has
+        `gap` more, which are left out. Followed by `commit_smem`."""
         of_row, count = depth // VALUES, depth // THREADS
         alone = -(-of_row // THREADS)  # rounds with chunks of the first row, which is always there
 
@@ -140,39 +140,36 @@ class Exchange:
                 (tiles, row, steps), i64 = rest, ir.IntegerType.get_signless(64)
                 row_bytes = arith.constant(i64, ir.IntegerAttr.get(i64, TILE * 2))
                 begin_row = arith.muli(arith.extui(i64, row.registers.flat[0]), row_bytes)
-                bring = arith.addi(_address(tiles), begin_row)
+                from_here = arith.addi(_address(tiles), begin_row)
                 mine = arith.select(
                     arith.cmpi(arith.CmpIPredicate.eq, thread, _int(0)), steps.registers.flat[0], _int(0)
                 )
-                also = (bring, mine, meanwhile.hold, meanwhile.pace)
-            values = when_there(read(slice(0, alone)), 4 * alone, also)
+                also = (from_here, mine, meanwhile.hold, meanwhile.pace)
+
+            def bring(which: slice, also: Any) -> None:
+                chunks = list(zip(rows[which], places[which], strict=True))
+                values = when_there(read(which), 4 * len(chunks), also)
+                for j, (row, place) in enumerate(chunks):
+                    _store_shared(shared, _tiled(row, place), values[4 * j : 4 * j + 4])
+
+            bring(slice(0, alone), also)
             if count > alone:
-                values += when_there(read(slice(alone, None)), 4 * (count - alone))
-            for j, (row, place) in enumerate(zip(rows, places, strict=True)):
-                _store_shared(shared, _tiled(row, place), values[4 * j : 4 * j + 4])
+                with mosaic_utils.when(arith.cmpi(arith.CmpIPredicate.ugt, used, _int(1))):
+                    bring(slice(alone, None), None)
 
         move(x, target, first, used, *given)
 
-    def sums(self, parts: Sequence[Any], squares: Any | None) -> tuple[list[jax.Array], jax.Array | None]:
-        """parts: [64, N] float32 each, in device memory; squares [count, N] float32 or None -> the parts in wgmma's
-        layout, and the total [N] of the squares, added in index order."""
+    def sums(self, parts: Sequence[Any], of_columns: Sequence[Any] = ()) -> list[jax.Array]:
+        """parts [64, N] and of_columns [N] float32 each, in device memory -> the same in registers, as wgmma has its
+        sums, and what is one for each of their columns."""
+        refs, columns = [*parts, *of_columns], len(of_columns)
         out = [plgpu.ShapeDtypeStruct((TILE, COLUMNS), jnp.float32, layout=WGMMA)] * len(parts)
-        if squares is not None:
-            out.append(plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0)))
-        refs = [*parts, *([] if squares is None else [squares])]
-        templates = [
-            plgpu.layout_cast(jnp.zeros((TILE, COLUMNS), jnp.float32), WGMMA),
-            plgpu.layout_cast(jnp.zeros((COLUMNS,), jnp.float32), WGMMA.reduce(0)),
-        ]
+        out += [plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0))] * columns
 
         @self._inline(WGMMA, WGMMA.reduce(0), *[plgpu.RefType()] * len(refs), out=out)
         def read(when_there: WhenThere, template: Any, of_column: Any, *refs: Any) -> list[Any]:
-            thread = _thread()
-            lane, warp = arith.andi(thread, _int(31)), arith.shrui(thread, _int(5))
-            row = arith.addi(arith.muli(warp, _int(16)), arith.shrui(lane, _int(2)))
-            column = arith.muli(arith.andi(lane, _int(3)), _int(8))  # two columns, in bytes
+            row, column = _row_and_column()
             addresses = [_address(ref) for ref in refs]
-            count = 0 if squares is None else squares.shape[0]
 
             def words() -> Words:
                 found: Words = []
@@ -180,23 +177,41 @@ class Exchange:
                     for i in (0, 8):
                         at = arith.addi(arith.muli(arith.addi(row, _int(i)), _int(COLUMNS * 4)), column)
                         found += _load(address, at, 2)
-                for i in range(count):
-                    found += _load(addresses[-1], arith.addi(column, _int(i * COLUMNS * 4)), 2)
+                for address in addresses[len(parts) :]:
+                    found += _load(address, column, 2)
                 return found
 
-            values = when_there(words, 4 * len(parts) + 2 * count)
+            values = when_there(words, 4 * len(parts) + 2 * columns)
             pairs = [_pair(values[i : i + 2]) for i in range(0, len(values), 2)]
             made = [_like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
-            if count:
-                total = of_column.registers.flat[0]
-                for pair in pairs[2 * len(parts) :]:
-                    total = arith.addf(total, pair)
-                made.append(_like(of_column, [total]))
-            return made
+            return made + [_like(of_column, [pair]) for pair in pairs[2 * len(parts) :]]
 
-        found: list[jax.Array] = list(read(*templates, *refs))
+        found: list[jax.Array] = list(read(*_templates(), *refs))
         plgpu.commit_smem()  # the threads go on together
-        return found[: len(parts)], None if squares is None else found[-1]
+        return found
+
+    def squares(self, squares: Any) -> jax.Array:
+        """squares [count, N] float32 in device memory -> their total [N], added in index order."""
+        count, out = squares.shape[0], plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0))
+
+        @self._inline(WGMMA.reduce(0), plgpu.RefType(), out=out)
+        def read(when_there: WhenThere, of_column: Any, squares: Any) -> Any:
+            column, address = _row_and_column()[1], _address(squares)
+
+            def words() -> Words:
+                return [
+                    word for i in range(count) for word in _load(address, arith.addi(column, _int(i * COLUMNS * 4)), 2)
+                ]
+
+            values = when_there(words, 2 * count)
+            total = of_column.registers.flat[0]
+            for i in range(0, len(values), 2):
+                total = arith.addf(total, _pair(values[i : i + 2]))
+            return _like(of_column, [total])
+
+        found: jax.Array = read(_templates()[1], squares)
+        plgpu.commit_smem()  # the threads go on together
+        return found
 
     def heads(
         self, heads: Any, row: Any, items: Sequence[Any], within: Sequence[Any], width: int, to: tuple[Any, Any]
@@ -347,20 +362,38 @@ def put_newest(ring: Any, newest: Any, slots: Sequence[Any], row: Any, head_dim:
     put(ring, newest, row, *slots)
 
 
-def fill(ref: Any, first: Any, threads: int, source: Any | None = None) -> None:
-    """All of a reference in device memory, contiguous, becomes missing words, or those of `source`. `first`: this
-    block's first thread of so many."""
-    sources = [] if source is None else [source]
+def clear(ref: Any) -> None:
+    """All of a reference to bf16 in shared memory, tiled for wgmma, becomes zeros."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(TILED),))  # type: ignore[untyped-decorator]
+    def write(_context: Any, ref: Any) -> None:
+        total = int(np.prod(ir.MemRefType(ref.type).shape)) * 2 // 16
+        index = ir.IndexType.get()
+        bounds = (arith.index_cast(index, x) for x in (_thread(), _int(total), _int(THREADS)))
+        loop = scf.ForOp(*bounds, [])
+        with ir.InsertionPoint(loop.body):
+            number = arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable)
+            _store_shared(_shared(ref), arith.muli(number, _int(16)), [_int(0)] * 4)
+            scf.yield_([])
+
+    write(ref)
+
+
+def fill(ref: Any, first: Any, threads: int, source: Any | None = None, used: Any | None = None) -> None:
+    """A reference in device memory, contiguous, becomes missing words, or those of `source`: all of it, or its `used`
+    first entries. `first`: this block's first thread of so many."""
+    sources, size = [] if source is None else [source], ref.shape[0]
 
     @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
-        arg_types=(_SCALAR, plgpu.RefType(), *[plgpu.RefType()] * len(sources))
+        arg_types=(_SCALAR, _SCALAR, plgpu.RefType(), *[plgpu.RefType()] * len(sources))
     )
-    def write(_context: Any, first: Any, ref: Any, *sources: Any) -> None:
+    def write(_context: Any, first: Any, used: Any, ref: Any, *sources: Any) -> None:
         shape = ir.MemRefType(ref.type)
-        total = int(np.prod(shape.shape)) * (4 if shape.element_type == ir.F32Type.get() else 2) // 16
+        entry = int(np.prod(shape.shape[1:])) * (4 if shape.element_type == ir.F32Type.get() else 2)
+        total = arith.divui(arith.muli(used.registers.flat[0], _int(entry)), _int(16))
         begin = arith.addi(first.registers.flat[0], _thread())
         index = ir.IndexType.get()
-        lower, upper, step = (arith.index_cast(index, x) for x in (begin, _int(total), _int(threads)))
+        lower, upper, step = (arith.index_cast(index, x) for x in (begin, total, _int(threads)))
         loop = scf.ForOp(lower, upper, step, [])
         with ir.InsertionPoint(loop.body):
             offset = arith.muli(arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable), _int(16))
@@ -368,7 +401,7 @@ def fill(ref: Any, first: Any, threads: int, source: Any | None = None) -> None:
             _store(_address(ref), offset, words)
             scf.yield_([])
 
-    write(first, ref, *sources)
+    write(first, jnp.int32(size) if used is None else used, ref, *sources)
 
 
 def _rows_and_places(thread: Any, rounds: int, of_row: int) -> tuple[Words, Words]:
@@ -389,6 +422,20 @@ def _rows_and_places(thread: Any, rounds: int, of_row: int) -> tuple[Words, Word
         rows.append(row)
         places.append(place)
     return rows, places
+
+
+def _templates() -> tuple[jax.Array, jax.Array]:
+    """Zeros in the layouts of [64, N] and of [N]."""
+    whole, of_columns = jnp.zeros((TILE, COLUMNS), jnp.float32), jnp.zeros((COLUMNS,), jnp.float32)
+    return plgpu.layout_cast(whole, WGMMA), plgpu.layout_cast(of_columns, WGMMA.reduce(0))
+
+
+def _row_and_column() -> tuple[Any, Any]:
+    """A thread's first row of wgmma's [64, 8] float32, the other being eight below, and its two columns, in bytes."""
+    thread = _thread()
+    lane, warp = arith.andi(thread, _int(31)), arith.shrui(thread, _int(5))
+    row = arith.addi(arith.muli(warp, _int(16)), arith.shrui(lane, _int(2)))
+    return row, arith.muli(arith.andi(lane, _int(3)), _int(8))
 
 
 def _int(value: int) -> Any:
