@@ -44,6 +44,7 @@ class Window:
     spare: int = 0  # steps of gate_up that a block brings into L2 while it waits for o's tokens, and again for its own
     hold: int = 6000  # clocks of such a wait before the first: until then the ring itself is being filled
     pace: int = 900  # clocks between two: as fast as memory gives every block a step
+    rest: int = 0  # nanoseconds between two looks for words that are missing
 
 
 @attrs.frozen

@@ -128,7 +128,7 @@ def decode_step(
                 clear(tokens_s)
             begin_together.wait()
 
-            exchange = Exchange(patient, watch if step.watched else None)
+            exchange = Exchange(patient, watch if step.watched else None, step.window.rest)
             used = jnp.int32(0)
             for column in range(N):
                 used = jnp.where(page_g[column] >= 0, column + 1, used)

@@ -88,6 +88,7 @@ class Exchange:
 
     patient: bool = True
     watch: Watch | None = None
+    rest: int = 0  # nanoseconds between two looks
 
     def tokens(
         self,
@@ -272,7 +273,7 @@ class Exchange:
             @plgpu.inline_mgpu(arg_types=(*[plgpu.RefType()] * len(places), *arguments), return_type=out)  # type: ignore[untyped-decorator]
             def whole(_context: Any, *given: Any) -> Any:
                 notes = [_address(place) for place in given[: len(places)]]
-                return function(functools.partial(_when_there, self.patient, notes), *given[len(places) :])
+                return function(functools.partial(_when_there, self.patient, self.rest, notes), *given[len(places) :])
 
             def call(*given: Any) -> Any:
                 return whole(*places, *given)
@@ -284,6 +285,7 @@ class Exchange:
 
 def _when_there(
     patient: bool,
+    rest: int,
     notes: Words,
     read: Callable[[], Words],
     count: int,
@@ -315,6 +317,8 @@ def _when_there(
     after = loop.after.blocks.append(*[i32] * (count + len(kept)))
     with ir.InsertionPoint.at_block_begin(after):
         _, *same = list(after.arguments)[count:]
+        if rest:
+            llvm.inline_asm(ir.Type.parse("!llvm.void"), [], f"nanosleep.u32 {rest};", "", has_side_effects=True)
         scf.yield_([arith.addi(after.arguments[count], _int(1)), *same])
     if notes:
         given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], _int(PATIENCE))
