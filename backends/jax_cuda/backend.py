@@ -3,6 +3,7 @@ asked for."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -33,10 +34,13 @@ from mlxcel_jax_cuda.launch import Launch, Launching, Widths
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
+from mlxcel_jax_cuda.persistent_decode import form
 from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
 from mlxcel_jax_cuda.running import COPIES, UNKNOWN, Running
 from mlxcel_jax_cuda.weights import Weights, load_block, load_weights
+
+log = logging.getLogger("mlxcel.jax")
 
 ROWS = (8, 32, 128, 256)
 TOKENS = (64, 512, 2048)
@@ -120,6 +124,7 @@ class JaxBackend:
         loaded = self._model()
         block = fused_block(loaded.family, loaded.config, self._numerics, layout.context)
         model = Model(loaded.family, loaded.config, loaded.weights.index, layout, self._numerics, block)
+        log.info("decode %s", form(model))
         widths = Widths.of(
             slots=layout.slots, chunk=min(layout.chunk, ceil_block(layout.context)), rows=ROWS, tokens=TOKENS
         )

@@ -50,7 +50,9 @@ class Shapes:
         if reason is not None:
             raise ValueError(f"no fused form: {reason}")
         rows = _rows(block)
-        return cls(*(Weight.of(*shape, facing=facing) for shape, facing in rows.values()))
+        qkv, o, gate_up, down = (Weight.of(*rows[group][0], facing=rows[group][1]) for group in IN_LAYERS)
+        # The head is whole: a vocabulary has row tiles for every block, and a step ends with it.
+        return cls(qkv, o, gate_up, down, Weight(*rows["unembed"][0]))
 
     @property
     def layer_rows(self) -> int:

@@ -1,4 +1,4 @@
-"""A decode launch of a standard block by fused steps: the place where a whole step as one kernel goes."""
+"""A decode launch of a standard block: the whole step as one kernel, or by fused steps, a few launches a layer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mlxcel_jax_cuda.kernel_attention import KernelAttention, by_kernel
 from mlxcel_jax_cuda.launch import Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
+from mlxcel_jax_cuda.persistent_decode import decode_at_once, persistent_step
 from mlxcel_jax_cuda.standard_block import Attend, decode
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
 from mlxcel_jax_cuda.standard_steps import PlainSteps, Pools, Steps
@@ -45,9 +46,12 @@ def decode_fused(
     described, sms = model.block, model.numerics.hopper
     if described is None:
         raise RuntimeError("this model is no standard block")
+    keys, values = kv
+    whole = persistent_step(model, len(token_ids))
+    if whole is not None:
+        return decode_at_once(whole, described, fields, token_ids, weights, (keys, values))
     steps: Steps = HopperSteps(sms) if sms else PlainSteps()
     attend = _by_kernels(model, described, fields, kv) if sms else _by_blocks(model, described, fields)
-    keys, values = kv
     positions = fields.positions[:, 0]
     return decode(
         described,

@@ -57,16 +57,29 @@ def decode(
     pools: keys and values; donate them, and they are written in place.   token_ids [N] int32.
     positions [N] int32, -1 for a row that is padding: it is written nowhere.   page_tables [N, P] int32.
     """
-    rows = rows_of(block, positions, page_tables, pools[0].shape[2])
-    ids = jnp.maximum(token_ids, 0)
-    embedded = embedding_rows(weights.head, ids, shapes.unembed) if weights.embed is None else weights.embed[ids]
-    carried = begin(embedded, weights.gains[0], weights.tiles.dtype)
+    carried, rows = begin_rows(block, shapes, weights, token_ids, positions, page_tables, pools[0].shape[2])
     for layer in range(block.layers):
         q, pools = steps.qkv(block, shapes, weights, layer, carried, rows, pools)
         carried = steps.residual("o", shapes, weights, layer, attend(q, pools, layer), carried.x)
         hidden = steps.gated(shapes, weights, layer, carried, block.eps)
         carried = steps.residual("down", shapes, weights, layer, hidden, carried.x)
     return pools, steps.logits(shapes, weights, carried, block.eps)
+
+
+def begin_rows(
+    block: StandardBlock,
+    shapes: Shapes,
+    weights: BlockWeights,
+    token_ids: jax.Array,
+    positions: jax.Array,
+    page_tables: jax.Array,
+    page_size: int,
+) -> tuple[Carried, Rows]:
+    """What goes before the first layer."""
+    ids = jnp.maximum(token_ids, 0)
+    embedded = embedding_rows(weights.head, ids, shapes.unembed) if weights.embed is None else weights.embed[ids]
+    carried = begin(embedded, weights.gains[0], weights.tiles.dtype)
+    return carried, rows_of(block, positions, page_tables, page_size)
 
 
 def begin(embedded: jax.Array, gain: jax.Array, dtype: Any) -> Carried:

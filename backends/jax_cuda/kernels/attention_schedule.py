@@ -13,6 +13,9 @@ MOST_ITEMS = 4096
 """Items of a schedule, unless it has more rows: about 30 for every multiprocessor and KV head. More would only cost
 memory for their partials."""
 
+FEW_ROWS = 8
+"""Rows whose items are counted one by one, with no launch of its own."""
+
 FIELDS = 4
 """Numbers of an item before its pool rows."""
 
@@ -66,7 +69,10 @@ def make_schedule(
     if items < S * blocks:
         share = jnp.where(jnp.sum(blocks_of) <= items, blocks_of, jnp.minimum(blocks_of, items // S))
     row_number = jnp.arange(S)
-    ends = jnp.sum(jnp.where(row_number <= row_number[:, None], share, 0), axis=1)  # cumsum, in one launch
+    if S <= FEW_ROWS:
+        ends = sum(jnp.where(row_number >= row, share[row], 0) for row in range(S))
+    else:
+        ends = jnp.sum(jnp.where(row_number <= row_number[:, None], share, 0), axis=1)  # cumsum, in one launch
     item = jnp.arange(items)
     row = jnp.minimum(jnp.searchsorted(ends, item, side="right", method="compare_all"), S - 1)
     place, merged = item - (ends - share)[row], (blocks_of - share)[row]

@@ -1,0 +1,126 @@
+"""A decode of up to 8 rows as one kernel: what goes into it and comes out, with its formulas in the kernel's place."""
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_standard_block import MODELS, SMALL
+
+from mlxcel.core.kv import KVLayout
+from mlxcel.testing.random_checkpoint import random_checkpoint
+from mlxcel_jax_cuda import persistent_decode
+from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights, Shapes
+from mlxcel_jax_cuda.fused_decode import decode_fused, fused_block
+from mlxcel_jax_cuda.kernels.persistent_reference import step_reference
+from mlxcel_jax_cuda.launch import Fields
+from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.numerics import Numerics
+from mlxcel_jax_cuda.persistent_decode import form, persistent_step
+
+TOLERANCE = 1e-2
+"""Relative, of norms: the same formulas in two programs, which round to bf16 at the same places from sums in another
+order; two layers carry that on."""
+
+PAGE_SIZE, PAGES = 64, 23
+LENGTHS = (1, 130, 64, 0, 65, 128, 0, 7)
+"""Positions of each of eight rows with this token; 0 for padding."""
+
+
+def model_of(name, numerics, **changes):
+    family, overrides = MODELS[name]
+    family = family()
+    config = family.parse_config(
+        random_checkpoint(family, {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 192, **overrides})
+    )
+    layout = KVLayout(
+        spec=family.kv_spec(config), pages=PAGES, page_size=PAGE_SIZE, paged=True, slots=8, context=192, chunk=64
+    )
+    layout = attrs.evolve(layout, **changes)
+    block = fused_block(family, config, numerics, layout.context)
+    return Model(family, config, BlockIndex.of(block), layout, numerics, block)
+
+
+HOPPER = Numerics("cuda", "bfloat16", "R0", hopper=132)
+FORMULAS = Numerics("cuda", "bfloat16", "R0", formulas=True)
+
+
+def arrays_of(model, tied, draws):
+    block, shapes = model.block, Shapes.of(model.block)
+    L, D, d = block.layers, block.hidden, block.head_dim
+
+    def draw(*shape, dtype=jnp.bfloat16):
+        scale = shape[-1] ** -0.5 if dtype == jnp.bfloat16 else 1
+        return jnp.asarray(draws.normal(size=shape) * scale, dtype)
+
+    weights = BlockWeights(
+        draw(L * shapes.layer_rows, 64),
+        draw(*shapes.unembed.packed_shape),
+        draw(2 * L + 1, D, dtype=jnp.float32),
+        None if tied else draw(block.vocab_size, D),
+        draw(L, shapes.qkv.rows, dtype=jnp.float32) if block.qkv_bias else None,
+        draw(L, 2, 2, d // 2, dtype=jnp.float32) if block.qk_norm else None,
+    )
+    pool = (L * PAGES, block.kv_heads, PAGE_SIZE, d)
+    return weights, (draw(*pool), draw(*pool))
+
+
+def fields_of(model, draws):
+    tables = np.full((8, 4), -1, np.int32)  # of whole blocks of 128 positions
+    numbers = iter(draws.permutation(PAGES))
+    for row, length in enumerate(LENGTHS):
+        for place in range(-(-length // PAGE_SIZE)):
+            tables[row, place] = next(numbers)
+    lengths = np.array(LENGTHS, np.int32)
+    ids = draws.integers(0, model.block.vocab_size, 8).astype(np.int32)
+    nothing = np.zeros(8, np.int32)
+    given = ids[:, None], lengths[:, None] - 1, lengths, np.arange(8, dtype=np.int32), nothing, nothing + 1
+    return Fields(*map(jnp.asarray, (*given, np.arange(8, dtype=np.int32), tables)))
+
+
+def by_formulas(step, stacked, tokens, keys, values, schedule):
+    """`decode_step`, of what it alone is given: a row's length is in its items of the schedule."""
+    first, count = schedule.rows[:, 0], schedule.rows[:, 1]
+    lengths = jnp.where(count > 0, schedule.work[first, 3], 0)
+    return step_reference(step, stacked, tokens, keys, values, jnp.maximum(schedule.tables, 0), lengths)
+
+
+QUICK = ("llama, untied", "qwen2", "qwen3")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
+def test_a_step_as_one_kernel_gives_what_its_launches_give(name, monkeypatch):
+    """Rows of one and three pages and of whole ones, two of padding; KV of both layers, and logits."""
+    monkeypatch.setattr(persistent_decode, "decode_step", by_formulas)
+    whole, launches = model_of(name, HOPPER), model_of(name, FORMULAS)
+    assert persistent_step(whole, 8) is not None
+    draws = np.random.default_rng(5)
+    weights, pools = arrays_of(whole, whole.config.tied, draws)
+    fields = fields_of(whole, draws)
+    ids = fields.token_ids[:, 0]
+
+    def run(model):
+        return jax.jit(lambda w, kv, fields: decode_fused(model, fields, ids, w, kv))(weights, pools, fields)
+
+    (found_kv, found), (kv, logits) = run(whole), run(launches)
+    real = np.array(LENGTHS) > 0
+    pairs = [(found[real], logits[real]), *zip(found_kv, kv, strict=True)]
+    for got, exact in pairs:
+        got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)
+        assert np.linalg.norm(got - exact) <= TOLERANCE * np.linalg.norm(exact)
+    changed = np.any(np.asarray(found_kv[0] != pools[0]), axis=(1, 2, 3)).reshape(2, PAGES)
+    newest = {int(fields.page_tables[row, (length - 1) // PAGE_SIZE]) for row, length in enumerate(LENGTHS) if length}
+    assert all(set(np.flatnonzero(layer)) == newest for layer in changed)
+
+
+def test_the_form_of_a_decode_is_said():
+    """Other widths of a launch, other devices, what the kernel cannot do, and layers that somebody looks at."""
+    whole = model_of("llama", HOPPER)
+    assert persistent_step(whole, 16) is None
+    assert "one kernel on 132 multiprocessors" in form(whole)
+    assert persistent_step(model_of("llama", FORMULAS), 8) is None
+    assert "formulas" in form(model_of("llama", FORMULAS))
+    other = model_of("llama", HOPPER, page_size=32)
+    assert persistent_step(other, 8) is None
+    assert "page_size=32" in form(other)
+    assert form(model_of("llama", attrs.evolve(HOPPER, watched=True))) == "op by op"
