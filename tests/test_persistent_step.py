@@ -51,7 +51,7 @@ LLAMA_8B = {"D": 4096, "H": 32, "K": 8, "d": 128, "ffn": 14336, "V": 128256, "no
 
 @pytest.mark.parametrize(
     ("sizes", "splits"),
-    [(LLAMA_1B, (4, 4, 1, 4)), (QWEN_17B, (4, 4, 1, 4)), (LLAMA_8B, (2, 2, 1, 2))],
+    [(LLAMA_1B, (4, 4, 1, 4)), (QWEN_17B, (4, 4, 1, 4)), (LLAMA_8B, (2, 2, 1, 4))],
     ids=["llama-3.2-1b", "qwen3-1.7b", "llama-3.1-8b"],
 )
 def test_the_parts_of_a_weight_follow_from_its_shape(sizes, splits):
