@@ -83,16 +83,16 @@ def test_every_part_has_one_block_and_no_owner_is_before_a_part(sizes, sms):
 
 
 def test_the_tiles_of_a_layer_lie_behind_one_another():
-    """The order of `BlockWeights.tiles`: of each layer qkv, o, gate_up, down; of a pair the tile that faces is next."""
+    """The order of `BlockWeights.tiles`: of each layer qkv, o, gate_up, down; of a pair the two tiles."""
     step = step_of()
     units = step.product_phases["down"]
     before = sum(w.packed_shape[0] for w in (step.qkv, step.o, step.gate_up))
     assert units.first_row == before
     assert step.layer_rows == before + step.down.packed_shape[0]
     pair = step.product_phases["qkv"]
-    first = pair.row(3, 0)
-    rows = [int(pair.row_of_step(first, k)) for k in range(pair.steps)]
-    assert rows == [(6 + tile) * 256 + k * 128 for tile in (0, 1) for k in range(pair.part_steps)]
+    assert [pair.row(3, part) for part in range(pair.weight.split)] == [
+        6 * 256 + part * 256 // pair.weight.split for part in range(pair.weight.split)
+    ]
 
 
 @pytest.mark.parametrize(

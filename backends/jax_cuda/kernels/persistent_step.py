@@ -23,10 +23,11 @@ from mlxcel_jax_cuda.kernels.mosaic import TILED, launch, plgpu, shaped
 from mlxcel_jax_cuda.kernels.persistent_attention import HALVES, Attention
 from mlxcel_jax_cuda.kernels.persistent_barrier import Together
 from mlxcel_jax_cuda.kernels.persistent_products import Carried, Ends, Products, Source
+from mlxcel_jax_cuda.kernels.persistent_ptx import THREADS
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work, fill
 from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS, Watch
-from mlxcel_jax_cuda.kernels.persistent_words import THREADS, Exchange, clear
+from mlxcel_jax_cuda.kernels.persistent_words import Exchange, clear
 from mlxcel_jax_cuda.kernels.persistent_words import fill as fill_words
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE

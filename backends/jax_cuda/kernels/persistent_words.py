@@ -26,7 +26,9 @@ from jaxlib.mlir.dialects import arith as _arith
 from jaxlib.mlir.dialects import llvm as _llvm
 from jaxlib.mlir.dialects import scf as _scf
 
+from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import TILED, TRANSPOSED, WGMMA, plgpu, store
+from mlxcel_jax_cuda.kernels.persistent_ptx import THREADS, Words
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS
 from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
@@ -37,13 +39,8 @@ llvm: Any = _llvm
 scf: Any = _scf
 mosaic_utils: Any = _utils
 
-THREADS = 128
-"""Of a warpgroup."""
-
 VALUES = 8
 """bf16 values of the 16 bytes that a thread moves at a time."""
-
-Words = list[Any]
 
 WhenThere = Callable[..., Words]
 """From a reading of so many words: the words, once none is missing."""
@@ -115,23 +112,23 @@ class Exchange:
         )
         def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any, *rest: Any) -> None:
             stride = ir.MemRefType(x.type).get_strides_and_offset()[0][0] * 2
-            begin, shared, thread = _address(x), _shared(target), _thread()
+            begin, shared, thread = ptx.address_of(x), ptx.shared_address(target), ptx.this_thread()
             first, used = (scalar.registers.flat[0] for scalar in (first, used))
-            rows, places = _rows_and_places(thread, count, of_row)
+            rows, places = ptx.rows_and_places(thread, count, of_row)
 
             def of_place(place: Any) -> Any:
-                chunk = arith.addi(place, arith.divui(first, _int(VALUES)))
+                chunk = arith.addi(place, arith.divui(first, ptx.integer(VALUES)))
                 if gap:
-                    runs = arith.divui(chunk, _int(run // VALUES))
-                    chunk = arith.addi(chunk, arith.muli(runs, _int(gap // VALUES)))
-                return _at(begin, arith.muli(chunk, _int(16)))
+                    runs = arith.divui(chunk, ptx.integer(run // VALUES))
+                    chunk = arith.addi(chunk, arith.muli(runs, ptx.integer(gap // VALUES)))
+                return ptx.past(begin, arith.muli(chunk, ptx.integer(16)))
 
             def read(which: slice) -> Callable[[], Words]:
                 def words() -> Words:
                     found: Words = []
                     for row, place in zip(rows[which], places[which], strict=True):
-                        at = _at(of_place(place), arith.muli(row, _int(stride)))
-                        found += _load(at, _int(0), 4, arith.cmpi(arith.CmpIPredicate.ult, row, used))
+                        at = ptx.past(of_place(place), arith.muli(row, ptx.integer(stride)))
+                        found += ptx.load(at, ptx.integer(0), 4, arith.cmpi(arith.CmpIPredicate.ult, row, used))
                     return found
 
                 return words
@@ -141,9 +138,9 @@ class Exchange:
                 (tiles, row, steps), i64 = rest, ir.IntegerType.get_signless(64)
                 row_bytes = arith.constant(i64, ir.IntegerAttr.get(i64, TILE * 2))
                 begin_row = arith.muli(arith.extui(i64, row.registers.flat[0]), row_bytes)
-                from_here = arith.addi(_address(tiles), begin_row)
+                from_here = arith.addi(ptx.address_of(tiles), begin_row)
                 mine = arith.select(
-                    arith.cmpi(arith.CmpIPredicate.eq, thread, _int(0)), steps.registers.flat[0], _int(0)
+                    arith.cmpi(arith.CmpIPredicate.eq, thread, ptx.integer(0)), steps.registers.flat[0], ptx.integer(0)
                 )
                 also = (from_here, mine, meanwhile.hold, meanwhile.pace)
 
@@ -151,11 +148,11 @@ class Exchange:
                 chunks = list(zip(rows[which], places[which], strict=True))
                 values = when_there(read(which), 4 * len(chunks), also)
                 for j, (row, place) in enumerate(chunks):
-                    _store_shared(shared, _tiled(row, place), values[4 * j : 4 * j + 4])
+                    ptx.store_shared(shared, ptx.tiled_place(row, place), values[4 * j : 4 * j + 4])
 
             bring(slice(0, alone), also)
             if count > alone:
-                with mosaic_utils.when(arith.cmpi(arith.CmpIPredicate.ugt, used, _int(1))):
+                with mosaic_utils.when(arith.cmpi(arith.CmpIPredicate.ugt, used, ptx.integer(1))):
                     bring(slice(alone, None), None)
 
         move(x, target, first, used, *given)
@@ -169,23 +166,23 @@ class Exchange:
 
         @self._inline(WGMMA, WGMMA.reduce(0), *[plgpu.RefType()] * len(refs), out=out)
         def read(when_there: WhenThere, template: Any, of_column: Any, *refs: Any) -> list[Any]:
-            row, column = _row_and_column()
-            addresses = [_address(ref) for ref in refs]
+            row, column = ptx.row_and_column()
+            addresses = [ptx.address_of(ref) for ref in refs]
 
             def words() -> Words:
                 found: Words = []
                 for address in addresses[: len(parts)]:
                     for i in (0, 8):
-                        at = arith.addi(arith.muli(arith.addi(row, _int(i)), _int(COLUMNS * 4)), column)
-                        found += _load(address, at, 2)
+                        at = arith.addi(arith.muli(arith.addi(row, ptx.integer(i)), ptx.integer(COLUMNS * 4)), column)
+                        found += ptx.load(address, at, 2)
                 for address in addresses[len(parts) :]:
-                    found += _load(address, column, 2)
+                    found += ptx.load(address, column, 2)
                 return found
 
             values = when_there(words, 4 * len(parts) + 2 * columns)
-            pairs = [_pair(values[i : i + 2]) for i in range(0, len(values), 2)]
-            made = [_like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
-            return made + [_like(of_column, [pair]) for pair in pairs[2 * len(parts) :]]
+            pairs = [ptx.pair_of(values[i : i + 2]) for i in range(0, len(values), 2)]
+            made = [ptx.like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
+            return made + [ptx.like(of_column, [pair]) for pair in pairs[2 * len(parts) :]]
 
         found: list[jax.Array] = list(read(*_templates(), *refs))
         plgpu.commit_smem()  # the threads go on together
@@ -197,18 +194,20 @@ class Exchange:
 
         @self._inline(WGMMA.reduce(0), plgpu.RefType(), out=out)
         def read(when_there: WhenThere, of_column: Any, squares: Any) -> Any:
-            column, address = _row_and_column()[1], _address(squares)
+            column, address = ptx.row_and_column()[1], ptx.address_of(squares)
 
             def words() -> Words:
                 return [
-                    word for i in range(count) for word in _load(address, arith.addi(column, _int(i * COLUMNS * 4)), 2)
+                    word
+                    for i in range(count)
+                    for word in ptx.load(address, arith.addi(column, ptx.integer(i * COLUMNS * 4)), 2)
                 ]
 
             values = when_there(words, 2 * count)
             total = of_column.registers.flat[0]
             for i in range(0, len(values), 2):
-                total = arith.addf(total, _pair(values[i : i + 2]))
-            return _like(of_column, [total])
+                total = arith.addf(total, ptx.pair_of(values[i : i + 2]))
+            return ptx.like(of_column, [total])
 
         found: jax.Array = read(_templates()[1], squares)
         plgpu.commit_smem()  # the threads go on together
@@ -227,40 +226,42 @@ class Exchange:
         @self._inline(plgpu.RefType(), plgpu.RefType(TILED), plgpu.RefType(), *[_SCALAR] * len(scalars))
         def move(when_there: WhenThere, heads: Any, queries: Any, newest: Any, *scalars: Any) -> None:
             row, *rest = [scalar.registers.flat[0] for scalar in scalars]
-            begin, thread = _address(heads), _thread()
+            begin, thread = ptx.address_of(heads), ptx.this_thread()
             bases = [  # of each head's first half, in bytes
                 arith.addi(
-                    arith.muli(arith.addi(arith.muli(item, _int(2 * COLUMNS)), row), _int(TILE * 2)),
-                    arith.muli(inside, _int(width * 2)),
+                    arith.muli(arith.addi(arith.muli(item, ptx.integer(2 * COLUMNS)), row), ptx.integer(TILE * 2)),
+                    arith.muli(inside, ptx.integer(width * 2)),
                 )
                 for item, inside in zip(rest[:count], rest[count:], strict=True)
             ]
-            numbers = [arith.addi(thread, _int(j * THREADS)) for j in range(rounds)]
-            which = [arith.divui(number, _int(of_head)) for number in numbers]
-            places = [arith.subi(n, arith.muli(w, _int(of_head))) for n, w in zip(numbers, which, strict=True)]
+            numbers = [arith.addi(thread, ptx.integer(j * THREADS)) for j in range(rounds)]
+            which = [arith.divui(number, ptx.integer(of_head)) for number in numbers]
+            places = [arith.subi(n, arith.muli(w, ptx.integer(of_head))) for n, w in zip(numbers, which, strict=True)]
 
             def words() -> Words:
                 found: Words = []
                 for head, place in zip(which, places, strict=True):
                     base = bases[0]
                     for i in range(1, count):
-                        base = arith.select(arith.cmpi(arith.CmpIPredicate.eq, head, _int(i)), bases[i], base)
-                    half = arith.divui(place, _int(width // VALUES))
-                    inside = arith.subi(place, arith.muli(half, _int(width // VALUES)))
-                    offset = arith.addi(base, arith.muli(half, _int(COLUMNS * TILE * 2)))
-                    offset = arith.addi(offset, arith.muli(inside, _int(16)))
-                    found += _load(begin, offset, 4, arith.cmpi(arith.CmpIPredicate.ult, head, _int(count)))
+                        base = arith.select(arith.cmpi(arith.CmpIPredicate.eq, head, ptx.integer(i)), bases[i], base)
+                    half = arith.divui(place, ptx.integer(width // VALUES))
+                    inside = arith.subi(place, arith.muli(half, ptx.integer(width // VALUES)))
+                    offset = arith.addi(base, arith.muli(half, ptx.integer(COLUMNS * TILE * 2)))
+                    offset = arith.addi(offset, arith.muli(inside, ptx.integer(16)))
+                    found += ptx.load(begin, offset, 4, arith.cmpi(arith.CmpIPredicate.ult, head, ptx.integer(count)))
                 return found
 
             values = when_there(words, 4 * rounds)
-            to_queries, to_newest = _shared(queries), _shared(newest)
+            to_queries, to_newest = ptx.shared_address(queries), ptx.shared_address(newest)
             for j, (head, place) in enumerate(zip(which, places, strict=True)):
-                is_query = arith.cmpi(arith.CmpIPredicate.ult, head, _int(count - 2))
-                is_any = arith.cmpi(arith.CmpIPredicate.ult, head, _int(count))
-                newest_head = arith.subi(head, _int(count - 2))
-                plain = arith.muli(arith.addi(arith.muli(newest_head, _int(of_head)), place), _int(16))
-                at = arith.select(is_query, arith.addi(to_queries, _tiled(head, place)), arith.addi(to_newest, plain))
-                _store_shared(at, _int(0), values[4 * j : 4 * j + 4], is_any)
+                is_query = arith.cmpi(arith.CmpIPredicate.ult, head, ptx.integer(count - 2))
+                is_any = arith.cmpi(arith.CmpIPredicate.ult, head, ptx.integer(count))
+                newest_head = arith.subi(head, ptx.integer(count - 2))
+                plain = arith.muli(arith.addi(arith.muli(newest_head, ptx.integer(of_head)), place), ptx.integer(16))
+                at = arith.select(
+                    is_query, arith.addi(to_queries, ptx.tiled_place(head, place)), arith.addi(to_newest, plain)
+                )
+                ptx.store_shared(at, ptx.integer(0), values[4 * j : 4 * j + 4], is_any)
 
         move(heads, *to, *scalars)
 
@@ -272,7 +273,7 @@ class Exchange:
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             @plgpu.inline_mgpu(arg_types=(*[plgpu.RefType()] * len(places), *arguments), return_type=out)  # type: ignore[untyped-decorator]
             def whole(_context: Any, *given: Any) -> Any:
-                notes = [_address(place) for place in given[: len(places)]]
+                notes = [ptx.address_of(place) for place in given[: len(places)]]
                 return function(functools.partial(_when_there, self.patient, self.rest, notes), *given[len(places) :])
 
             def call(*given: Any) -> Any:
@@ -294,24 +295,24 @@ def _when_there(
     """The words, once none is missing. With `notes`, the addresses of a block's places, not longer than `PATIENCE`.
     `also`: see `Meanwhile`; the address, and how many steps this thread brings."""
     i32 = ir.IntegerType.get_signless(32)
-    kept = [_int(0), *([] if also is None else [_int(0), arith.addi(_clock(), _int(also[2]))])]
+    kept = [ptx.integer(0), *([] if also is None else [ptx.integer(0), arith.addi(ptx.clock(), ptx.integer(also[2]))])]
     loop = scf.WhileOp([i32] * (count + len(kept)), kept)
     before = loop.before.blocks.append(*[i32] * len(kept))
     with ir.InsertionPoint.at_block_begin(before):
         words, [looks, *bringing] = read(), before.arguments
-        again = arith.cmpi(arith.CmpIPredicate.eq, words[0], _int(-1))
+        again = arith.cmpi(arith.CmpIPredicate.eq, words[0], ptx.integer(-1))
         for word in words[1:]:
-            again = arith.ori(again, arith.cmpi(arith.CmpIPredicate.eq, word, _int(-1)))
+            again = arith.ori(again, arith.cmpi(arith.CmpIPredicate.eq, word, ptx.integer(-1)))
         if not patient:
             again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ne, looks, looks))
         if notes:
-            again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ult, looks, _int(PATIENCE)))
+            again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ult, looks, ptx.integer(PATIENCE)))
         if also is not None:
-            (brought, due), now = bringing, _clock()
-            go = arith.cmpi(arith.CmpIPredicate.sge, arith.subi(now, due), _int(0))
+            (brought, due), now = bringing, ptx.clock()
+            go = arith.cmpi(arith.CmpIPredicate.sge, arith.subi(now, due), ptx.integer(0))
             go = arith.andi(go, arith.cmpi(arith.CmpIPredicate.slt, brought, also[1]))
-            _into_l2(_at(also[0], arith.muli(brought, _int(STEP * TILE * 2))), STEP * TILE * 2, go)
-            due = arith.select(go, arith.addi(now, _int(also[3])), due)
+            ptx.into_l2(ptx.past(also[0], arith.muli(brought, ptx.integer(STEP * TILE * 2))), STEP * TILE * 2, go)
+            due = arith.select(go, arith.addi(now, ptx.integer(also[3])), due)
             bringing = [arith.addi(brought, arith.extui(i32, go)), due]
         scf.condition(again, [*words, looks, *bringing])
     after = loop.after.blocks.append(*[i32] * (count + len(kept)))
@@ -319,9 +320,9 @@ def _when_there(
         _, *same = list(after.arguments)[count:]
         if rest:
             llvm.inline_asm(ir.Type.parse("!llvm.void"), [], f"nanosleep.u32 {rest};", "", has_side_effects=True)
-        scf.yield_([arith.addi(after.arguments[count], _int(1)), *same])
+        scf.yield_([arith.addi(after.arguments[count], ptx.integer(1)), *same])
     if notes:
-        given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], _int(PATIENCE))
+        given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], ptx.integer(PATIENCE))
         llvm.inline_asm(ir.Type.parse("!llvm.void"), [*notes, given_up], _GIVEN_UP, "l,l,b", has_side_effects=True)
     return list(loop.results)[:count]
 
@@ -350,18 +351,18 @@ def put_newest(ring: Any, newest: Any, slots: Sequence[Any], row: Any, head_dim:
     def put(_context: Any, ring: Any, newest: Any, row: Any, *slots: Any) -> None:
         row, *where = [scalar.registers.flat[0] for scalar in (row, *slots)]
         slot_bytes = int(np.prod(ir.MemRefType(ring.type).shape[1:])) * 2
-        thread = _thread()
-        is_any = arith.cmpi(arith.CmpIPredicate.ult, thread, _int(2 * of_head))
-        side_and_chunk = arith.divui(thread, _int(TILE // VALUES))
+        thread = ptx.this_thread()
+        is_any = arith.cmpi(arith.CmpIPredicate.ult, thread, ptx.integer(2 * of_head))
+        side_and_chunk = arith.divui(thread, ptx.integer(TILE // VALUES))
         slot = where[0]
         for i in range(1, len(where)):
-            slot = arith.select(arith.cmpi(arith.CmpIPredicate.eq, side_and_chunk, _int(i)), where[i], slot)
-        place = arith.andi(thread, _int(TILE // VALUES - 1))
-        words = _load_shared(_shared(newest), arith.muli(thread, _int(16)), is_any)
-        of_tile = arith.muli(arith.shrui(row, _int(3)), _int(1024))
-        at = arith.addi(arith.muli(slot, _int(slot_bytes)), of_tile)
-        at = arith.addi(at, _tiled(arith.andi(row, _int(7)), place))
-        _store_shared(_shared(ring), at, words, is_any)
+            slot = arith.select(arith.cmpi(arith.CmpIPredicate.eq, side_and_chunk, ptx.integer(i)), where[i], slot)
+        place = arith.andi(thread, ptx.integer(TILE // VALUES - 1))
+        words = ptx.load_shared(ptx.shared_address(newest), arith.muli(thread, ptx.integer(16)), is_any)
+        of_tile = arith.muli(arith.shrui(row, ptx.integer(3)), ptx.integer(1024))
+        at = arith.addi(arith.muli(slot, ptx.integer(slot_bytes)), of_tile)
+        at = arith.addi(at, ptx.tiled_place(arith.andi(row, ptx.integer(7)), place))
+        ptx.store_shared(ptx.shared_address(ring), at, words, is_any)
 
     put(ring, newest, row, *slots)
 
@@ -373,11 +374,11 @@ def clear(ref: Any) -> None:
     def write(_context: Any, ref: Any) -> None:
         total = int(np.prod(ir.MemRefType(ref.type).shape)) * 2 // 16
         index = ir.IndexType.get()
-        bounds = (arith.index_cast(index, x) for x in (_thread(), _int(total), _int(THREADS)))
+        bounds = (arith.index_cast(index, x) for x in (ptx.this_thread(), ptx.integer(total), ptx.integer(THREADS)))
         loop = scf.ForOp(*bounds, [])
         with ir.InsertionPoint(loop.body):
             number = arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable)
-            _store_shared(_shared(ref), arith.muli(number, _int(16)), [_int(0)] * 4)
+            ptx.store_shared(ptx.shared_address(ref), arith.muli(number, ptx.integer(16)), [ptx.integer(0)] * 4)
             scf.yield_([])
 
     write(ref)
@@ -394,160 +395,23 @@ def fill(ref: Any, first: Any, threads: int, source: Any | None = None, used: An
     def write(_context: Any, first: Any, used: Any, ref: Any, *sources: Any) -> None:
         shape = ir.MemRefType(ref.type)
         entry = int(np.prod(shape.shape[1:])) * (4 if shape.element_type == ir.F32Type.get() else 2)
-        total = arith.divui(arith.muli(used.registers.flat[0], _int(entry)), _int(16))
-        begin = arith.addi(first.registers.flat[0], _thread())
+        total = arith.divui(arith.muli(used.registers.flat[0], ptx.integer(entry)), ptx.integer(16))
+        begin = arith.addi(first.registers.flat[0], ptx.this_thread())
         index = ir.IndexType.get()
-        lower, upper, step = (arith.index_cast(index, x) for x in (begin, total, _int(threads)))
+        lower, upper, step = (arith.index_cast(index, x) for x in (begin, total, ptx.integer(threads)))
         loop = scf.ForOp(lower, upper, step, [])
         with ir.InsertionPoint(loop.body):
-            offset = arith.muli(arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable), _int(16))
-            words = _load(_address(sources[0]), offset, 4) if sources else [_int(-1)] * 4
-            _store(_address(ref), offset, words)
+            offset = arith.muli(
+                arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable), ptx.integer(16)
+            )
+            words = ptx.load(ptx.address_of(sources[0]), offset, 4) if sources else [ptx.integer(-1)] * 4
+            ptx.store_words(ptx.address_of(ref), offset, words)
             scf.yield_([])
 
     write(first, jnp.int32(size) if used is None else used, ref, *sources)
-
-
-def _rows_and_places(thread: Any, rounds: int, of_row: int) -> tuple[Words, Words]:
-    """Row and place of each of a thread's chunks, `of_row` in a row, with as little arithmetic as there can be."""
-    rows, places = [], []
-    of_round = [arith.addi(thread, _int(part * THREADS)) for part in range(max(of_row // THREADS, 1))]
-    own_row = arith.divui(thread, _int(of_row)) if of_row < THREADS else _int(0)
-    own_place = arith.subi(thread, arith.muli(own_row, _int(of_row)))
-    for j in range(rounds):
-        if of_row % THREADS == 0:
-            row, place = _int(j * THREADS // of_row), of_round[j % (of_row // THREADS)]
-        elif THREADS % of_row == 0:
-            row, place = arith.addi(own_row, _int(j * (THREADS // of_row))), own_place
-        else:
-            chunk = arith.addi(thread, _int(j * THREADS))
-            row = arith.divui(chunk, _int(of_row))
-            place = arith.subi(chunk, arith.muli(row, _int(of_row)))
-        rows.append(row)
-        places.append(place)
-    return rows, places
 
 
 def _templates() -> tuple[jax.Array, jax.Array]:
     """Zeros in the layouts of [64, N] and of [N]."""
     whole, of_columns = jnp.zeros((TILE, COLUMNS), jnp.float32), jnp.zeros((COLUMNS,), jnp.float32)
     return plgpu.layout_cast(whole, WGMMA), plgpu.layout_cast(of_columns, WGMMA.reduce(0))
-
-
-def _row_and_column() -> tuple[Any, Any]:
-    """A thread's first row of wgmma's [64, 8] float32, the other being eight below, and its two columns, in bytes."""
-    thread = _thread()
-    lane, warp = arith.andi(thread, _int(31)), arith.shrui(thread, _int(5))
-    row = arith.addi(arith.muli(warp, _int(16)), arith.shrui(lane, _int(2)))
-    return row, arith.muli(arith.andi(lane, _int(3)), _int(8))
-
-
-def _int(value: int) -> Any:
-    i32 = ir.IntegerType.get_signless(32)
-    return arith.constant(i32, ir.IntegerAttr.get(i32, value))
-
-
-def _thread() -> Any:
-    """Of the warpgroup."""
-    i32 = ir.IntegerType.get_signless(32)
-    # Not to be moved out of the layers' loop, with all that is computed from it: registers would not suffice.
-    number = llvm.inline_asm(i32, [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True)
-    return arith.andi(number, _int(THREADS - 1))
-
-
-def _clock() -> Any:
-    i32 = ir.IntegerType.get_signless(32)
-    return llvm.inline_asm(i32, [], "mov.u32 $0, %clock;", "=r", has_side_effects=True)
-
-
-def _into_l2(address: Any, size: int, wanted: Any) -> None:
-    text = f"@$1 cp.async.bulk.prefetch.L2.global [$0], {size};"
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), [address, wanted], text, "l,b", has_side_effects=True)
-
-
-def _address(ref: Any) -> Any:
-    pointer = mosaic_utils.memref_ptr(ref)
-    return llvm.ptrtoint(ir.IntegerType.get_signless(64), pointer)
-
-
-def _shared(ref: Any) -> Any:
-    pointer = mosaic_utils.memref_ptr(ref)
-    return llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
-
-
-def _at(address: Any, offset: Any) -> Any:
-    return arith.addi(address, arith.extui(ir.IntegerType.get_signless(64), offset))
-
-
-def _tiled(row: Any, place: Any) -> Any:
-    """Bytes from the begin of [8, …] bf16 in tiles of 64 columns, swizzled by 128 bytes, to the `place`-th 8 values."""
-    tile, chunk = arith.shrui(place, _int(3)), arith.andi(place, _int(7))
-    inside = arith.addi(arith.muli(row, _int(128)), arith.muli(arith.xori(chunk, row), _int(16)))
-    return arith.addi(arith.muli(tile, _int(1024)), inside)
-
-
-def _load(address: Any, offset: Any, count: int, wanted: Any | None = None) -> Words:
-    """Words from L2; zeros where not wanted."""
-    i32 = ir.IntegerType.get_signless(32)
-    names = ", ".join(f"${i}" for i in range(count))
-    load = f"ld.relaxed.gpu.global.v{count}.b32 {{{names}}}, [${count}];"
-    operands, outputs = [_at(address, offset)], ",".join(["=&r"] * count)
-    if wanted is None:
-        text, inputs = load, "l"
-    else:
-        zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(count))
-        text, inputs = f"{zeros} @${count + 1} {load}", "l,b"
-        operands.append(wanted)
-    made = llvm.inline_asm(
-        llvm.StructType.get_literal([i32] * count), operands, text, f"{outputs},{inputs}", has_side_effects=True
-    )
-    return [llvm.extractvalue(i32, made, [i]) for i in range(count)]
-
-
-def _store(address: Any, offset: Any, words: Words) -> None:
-    llvm.inline_asm(
-        ir.Type.parse("!llvm.void"),
-        [_at(address, offset), *words],
-        "st.relaxed.gpu.global.v4.b32 [$0], {$1, $2, $3, $4};",
-        "l,r,r,r,r",
-        has_side_effects=True,
-    )
-
-
-def _load_shared(address: Any, offset: Any, wanted: Any) -> Words:
-    i32 = ir.IntegerType.get_signless(32)
-    made = llvm.inline_asm(
-        llvm.StructType.get_literal([i32] * 4),
-        [arith.addi(address, offset), wanted],
-        "mov.b32 $0, 0; mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0; @$5 ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
-        "=&r,=&r,=&r,=&r,r,b",
-        has_side_effects=True,
-    )
-    return [llvm.extractvalue(i32, made, [i]) for i in range(4)]
-
-
-def _store_shared(address: Any, offset: Any, words: Words, wanted: Any | None = None) -> None:
-    predicate, inputs = ("", "r,r,r,r,r") if wanted is None else ("@$5 ", "r,r,r,r,r,b")
-    llvm.inline_asm(
-        ir.Type.parse("!llvm.void"),
-        [arith.addi(address, offset), *words, *([] if wanted is None else [wanted])],
-        f"{predicate}st.shared.v4.b32 [$0], {{$1, $2, $3, $4}};",
-        inputs,
-        has_side_effects=True,
-    )
-
-
-def _pair(words: Words) -> Any:
-    """Two words as a vector of float32."""
-    f32 = ir.F32Type.get()
-    pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
-    for i, word in enumerate(words):
-        pair = llvm.insertelement(pair, arith.bitcast(f32, word), _int(i))
-    return pair
-
-
-def _like(template: Any, registers: Words) -> Any:
-    made = np.empty(template.registers.shape, dtype=object)
-    for i, register in enumerate(registers):
-        made.flat[i] = register
-    return type(template)(_registers=made, _layout=template.layout, _is_signed=None)
