@@ -315,7 +315,7 @@ LEFT_OUT: tuple[tuple[str, ...], ...] = (
     ("attention", "barriers", "head"),
     ("attention", "barriers", "products"),
 )
-WINDOWS = ((3, 2, 4, 4), (3, 2, 4, 0, 0, 0, 50), (3, 2, 8), (4, 2, 4))
+WINDOWS = ((3, 1, 4), (2, 2, 0), (3, 1, 11), (3, 2, 4, 4), (3, 2, 4, 0, 0, 0, 50))
 
 
 def rows(count: int, keys: int) -> list[int]:
