@@ -5,7 +5,8 @@
 Random weights of published shapes, cut to few layers of full width. Sections: golden (the default model against the
 greedy streams of another program; only with --gguf), nan (a weight that is none is an error of its row, which names the
 layer where somebody looks), same (level R0: other slots, neighbours, storage, run-ahead), deterministic (level R1:
-batch, slots, chunk, prompt cache, storage, preemption), reference (greedy, against reference-numpy in float32, which
+batch, slots, chunk, prompt cache, storage, preemption), r2 (the same without being asked for, and in larger company),
+reference (greedy, against reference-numpy in float32, which
 other processes work out meanwhile). None takes more than its share of the time (SECONDS). Exits with 1 when a row says
 `wrong`, or a section failed. --small runs toys, --dtype another type: to see that the script works.
 
@@ -50,7 +51,7 @@ from mlxcel.errors import NumericFault
 from mlxcel.testing.random_checkpoint import RandomCheckpoint
 from mlxcel_reference_numpy.backend import NumpyBackend
 
-SECONDS: Final = {"golden": 40, "nan": 30, "same": 50, "deterministic": 100, "reference": 100}
+SECONDS: Final = {"golden": 40, "nan": 30, "same": 50, "deterministic": 100, "r2": 60, "reference": 100}
 """Of each section, behind which none of its rows begins."""
 SECTIONS: Final = tuple(SECONDS)
 TABLE: Final = ("shape", "case", "prompt", "way", "error", "error_bound", "first_other_step", "of", "wrong")
@@ -76,7 +77,9 @@ class Sizes:
     steps: int = 16
     same: tuple[str, int] = ("llama-3.2-1b", 2)
     deterministic: tuple[tuple[str, int], ...] = (("llama-3.2-1b", 2), ("qwen3-1.7b", 2))
+    r2: tuple[tuple[str, int], ...] = (("llama-3.2-1b", 2), ("qwen3-1.7b", 1))
     crowd: int = 32
+    crowds: tuple[int, ...] = (8, 32, 40)  # of `r2`: a launch of each width
     long: int = 2200  # tokens of a prompt that is cut at both chunks
     chunks: tuple[int, int] = (512, 2048)
     small: bool = False
@@ -84,7 +87,8 @@ class Sizes:
 
 SMALL = Sizes(
     layers=(("llama-3.2-1b", 1), ("qwen3-0.6b", 2)), prompts=(3, 33), steps=4, same=("llama-3.2-1b", 1),
-    deterministic=(("llama-3.2-1b", 1),), crowd=10, long=300, chunks=(128, 256), small=True,
+    deterministic=(("llama-3.2-1b", 1),), r2=(("llama-3.2-1b", 1),), crowd=10, crowds=(8, 10),
+    long=300, chunks=(128, 256), small=True,
 )  # fmt: skip
 
 
@@ -219,6 +223,35 @@ class Checks:
             for bench in (dense, paged, single):
                 bench.close()
 
+    def r2(self) -> Rows:
+        """R2 where nobody asked for it: what decodes in a launch of each width, and what a prompt's pieces compute."""
+        sizes, (small, large) = self.sizes, self.sizes.chunks
+        for shape, layers in sizes.r2:
+            setup = Setup(shape, sizes.crowds[-1], sizes.long + 128, "paged", False, small, layers, sizes.small)
+            paged = self.engine(setup)
+            level = paged.engine.level
+            yield {"shape": shape, "layers": layers, "level": level, "wrong": level != "R2"}
+            dense = self.engine(attrs.evolve(setup, slots=1, storage="dense"), like=paged)
+            for length in (5, sizes.long):
+                ids = paged.ids(length, length)
+                lone = alone(paged, ids, sizes.steps)
+                ways: dict[str, Callable[[], Seen]] = {
+                    f"one of {crowd}": partial(
+                        self._beside, paged, ids, before=crowd // 2, behind=crowd - 1 - crowd // 2
+                    )
+                    for crowd in sizes.crowds
+                }
+                ways |= {
+                    f"chunk of {large}": partial(alone, paged, ids, sizes.steps, chunk=large),
+                    "dense": partial(alone, dense, ids, sizes.steps),
+                    "preempted": partial(self._recomputed, paged, ids),
+                }
+                if length > small:
+                    ways["a prompt cache hit"] = partial(self._hit, paged, ids)
+                yield from self._compare(setup, length, lone, ways)
+            for bench in (paged, dense):
+                bench.close()
+
     def _compare(self, setup: Setup, length: int, lone: Seen, ways: dict[str, Callable[[], Seen]]) -> Rows:
         for way, run in ways.items():
             found = difference(lone, run())
@@ -251,6 +284,16 @@ class Checks:
             (outcome,) = bench.engine.step([row])
             if outcome.error is not None:
                 raise outcome.error
+        return seen(bench, row)
+
+    def _recomputed(self, bench: Bench, ids: np.ndarray) -> Seen:
+        """The same, with what was said by pieces too."""
+        row, steps = bench.begin(ids), self.sizes.steps
+        bench.decode([row], steps // 2)
+        known = [*ids, *bench.engine.view(row).output[:-1]]
+        bench.engine.preempt(row)
+        bench.engine.prefill(row, bench.plan(known, draw=False))
+        bench.decode([row], steps - steps // 2)
         return seen(bench, row)
 
     def _hit(self, bench: Bench, ids: np.ndarray) -> Seen:

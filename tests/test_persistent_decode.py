@@ -11,7 +11,7 @@ from mlxcel.core.kv import KVLayout
 from mlxcel.testing.random_checkpoint import random_checkpoint
 from mlxcel_jax_cuda import persistent_decode
 from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights, Shapes
-from mlxcel_jax_cuda.fused_decode import decode_fused, fused_block
+from mlxcel_jax_cuda.fused_decode import forward_block, fused_block
 from mlxcel_jax_cuda.kernels.persistent_reference import step_reference
 from mlxcel_jax_cuda.launch import Fields
 from mlxcel_jax_cuda.model import Model
@@ -100,7 +100,7 @@ def test_a_step_as_one_kernel_gives_what_its_launches_give(name, monkeypatch):
     ids = fields.token_ids[:, 0]
 
     def run(model):
-        return jax.jit(lambda w, kv, fields: decode_fused(model, fields, ids, w, kv))(weights, pools, fields)
+        return jax.jit(lambda w, kv, fields: forward_block(model, fields, ids, w, kv))(weights, pools, fields)
 
     (found_kv, found), (kv, logits) = run(whole), run(launches)
     real = np.array(LENGTHS) > 0
@@ -124,3 +124,25 @@ def test_the_form_of_a_decode_is_said():
     assert persistent_step(other, 8) is None
     assert "page_size=32" in form(other)
     assert form(model_of("llama", attrs.evolve(HOPPER, watched=True))) == "op by op"
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "wanted"), [(40, 1, 40), pytest.param(16, 1, 16, marks=pytest.mark.slow), (1, 72, 8)]
+)
+def test_every_launch_of_a_block_lowers_for_cuda(rows, width, wanted):
+    """Without a GPU: rows that are too many for one kernel, and a piece, neither of them a multiple of what the kernels
+    for many tokens take; KV is written in place."""
+    model = model_of("qwen3", HOPPER)
+    weights, pools = jax.eval_shape(lambda: arrays_of(model, model.config.tied, np.random.default_rng(0)))
+    sizes = (rows, width), (rows, width), (rows,), (rows,), (rows,), (rows,), (wanted,), (rows, 4)
+    fields = Fields(*(jax.ShapeDtypeStruct(size, jnp.int32) for size in sizes))
+
+    def run(pools, weights, fields):
+        return forward_block(model, fields, fields.token_ids.reshape(-1), weights, pools)
+
+    traced = jax.jit(run, donate_argnums=0).trace(pools, weights, fields)
+    assert traced.out_info[1].shape == (wanted, model.block.vocab_size)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("tf.aliasing_output") == 2
+    tiled = width > 1 or rows > 32
+    assert text.count("custom_call @mosaic_gpu") >= (8 if tiled else 5)

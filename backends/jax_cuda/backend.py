@@ -15,7 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from mlxcel.core.backend import BackendCaps, Compilations, DeviceMemory, Level
 from mlxcel.core.checkpoint import Checkpoint
-from mlxcel.core.family import ModelFamily
+from mlxcel.core.family import ModelFamily, StandardBlock
 from mlxcel.core.kv import KVLayout, ceil_block
 from mlxcel.core.plan import SamplingArrays, StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
@@ -72,26 +72,15 @@ class JaxBackend:
         self._device = choose_device(device)
         numerics = _numerics(self._device, dtype, deterministic, level)
         self._numerics = attrs.evolve(numerics, formulas=formulas)
-        at_r1 = self._numerics.level == "R1"
-        self._caps = BackendCaps(
-            level=self._numerics.level,
-            platform=self._numerics.platform,
-            device=device_facts(self._device).name,
-            dtype=self._numerics.dtype,
-            page_sizes=(64, 128) if self._numerics.platform == "cuda" else (64, 128, 32, 16),
-            run_ahead=True,
-            mixed_steps=not at_r1,
-            prefill_widths=TOKENS if self._numerics.level == "R0" else (),
-            r1_rows=R1_ROWS,
-            r1_tokens=R1_TOKENS,
-            compiled=True,
-        )
+        self._given_level = level
+        self._caps = _caps(self._numerics, self._device)
         self._loaded: _Loaded | None = None
         self._running: Running | None = None
         self._ready = compilations().count
 
     @property
     def caps(self) -> BackendCaps:
+        """The level may rise with `load`, which knows the model."""
         return self._caps
 
     @property
@@ -108,6 +97,7 @@ class JaxBackend:
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         schema, numerics = family.schema(config), self._numerics
         block = fused_block(family, config, numerics, config.context)
+        self._rise(block)
         with enough_memory(self._device, "the weights"):
             if block is not None:
                 weights = load_block(schema, block, checkpoint, numerics, self._device, progress)
@@ -118,7 +108,16 @@ class JaxBackend:
 
     def take_weights(self, other: JaxBackend) -> None:
         """In the place of `load`: the model that `other`, of the same device and type, has loaded. It keeps it too."""
-        self._loaded = other._model()
+        self._loaded = loaded = other._model()
+        block = fused_block(loaded.family, loaded.config, self._numerics, loaded.config.context)
+        self._rise(block)
+
+    def _rise(self, block: StandardBlock | None) -> None:
+        """To level R2, where every launch of the model is one of kernels whose rows do not know their company."""
+        numerics = self._numerics
+        if self._given_level is None and numerics.hopper and block is not None and not numerics.watched:
+            self._numerics = attrs.evolve(numerics, level="R2")
+            self._caps = _caps(self._numerics, self._device)
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
         loaded = self._model()
@@ -326,6 +325,22 @@ def _numerics(device: jax.Device, dtype: str, deterministic: bool, level: Level 
     chosen: Level = "R2" if facts.platform == "cpu" else "R1" if deterministic else "R0"
     hopper = facts.sms if facts.capability == "9.0" and kind == "bfloat16" else 0
     return Numerics(facts.platform, kind, level or chosen, hopper)
+
+
+def _caps(numerics: Numerics, device: jax.Device) -> BackendCaps:
+    return BackendCaps(
+        level=numerics.level,
+        platform=numerics.platform,
+        device=device_facts(device).name,
+        dtype=numerics.dtype,
+        page_sizes=(64, 128) if numerics.platform == "cuda" else (64, 128, 32, 16),
+        run_ahead=True,
+        mixed_steps=numerics.level != "R1",
+        prefill_widths=TOKENS if numerics.level == "R0" else (),
+        r1_rows=R1_ROWS,
+        r1_tokens=R1_TOKENS,
+        compiled=True,
+    )
 
 
 def _nothing_drawn(layout: KVLayout) -> LastDrawn:

@@ -12,7 +12,7 @@ from mlxcel.core.plan import CARRY
 from mlxcel_jax_cuda.block_arrays import BlockWeights
 from mlxcel_jax_cuda.context import JaxContext
 from mlxcel_jax_cuda.drawing import DrawShape, Found, LastDrawn, drawn
-from mlxcel_jax_cuda.fused_decode import decode_fused, runs_fused
+from mlxcel_jax_cuda.fused_decode import by_block, forward_block, runs_fused
 from mlxcel_jax_cuda.launch import Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.storage import Leaves
@@ -31,8 +31,8 @@ def _forward(
     fields = shape.cut(buffer)
     own = jnp.broadcast_to(last_tokens[fields.slots][:, None], fields.token_ids.shape)
     token_ids = jnp.where(fields.token_ids == CARRY, own, fields.token_ids).reshape(-1)
-    if isinstance(weights, BlockWeights) and runs_fused(model, shape):
-        return *decode_fused(model, fields, token_ids, weights, kv), None
+    if isinstance(weights, BlockWeights) and by_block(model):
+        return *forward_block(model, fields, token_ids, weights, kv), None
     if model.numerics.tiled:
         kv, logits, seen = forward_by_tiles(model, shape, fields, token_ids, weights, kv)
     else:

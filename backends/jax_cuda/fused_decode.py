@@ -1,4 +1,8 @@
-"""A decode launch of a standard block: the whole step as one kernel, or by fused steps, a few launches a layer."""
+"""A launch of a standard block: a decode of up to 8 rows as one kernel, any other by fused steps, launches a layer.
+
+Whichever it is, a token comes to the same bits: products add in an order that the weight alone fixes, attention in one
+that the row's own length fixes, and between them stand the same expressions.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ from mlxcel.core.family import ModelFamily, StandardBlock
 from mlxcel_jax_cuda.attention import attend as attend_blocks
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes, refusal
 from mlxcel_jax_cuda.kernel_attention import KernelAttention, by_kernel
-from mlxcel_jax_cuda.launch import Fields, Shape
+from mlxcel_jax_cuda.kernels import row_products_stream
+from mlxcel_jax_cuda.launch import NOWHERE, Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
 from mlxcel_jax_cuda.persistent_decode import decode_at_once, persistent_step
 from mlxcel_jax_cuda.standard_block import Attend, decode
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
 from mlxcel_jax_cuda.standard_steps import PlainSteps, Pools, Steps
+from mlxcel_jax_cuda.standard_tiled import MULTIPLE, TiledSteps
 from mlxcel_jax_cuda.storage import Leaves, block, places
 
-ROWS = (8, 16, 32)
-"""Rows of a launch that the kernels take."""
+FEW = row_products_stream.COLUMNS
+"""Rows of a decode that one launch streams a weight for."""
 
 
 def fused_block(family: ModelFamily, config: Any, numerics: Numerics, context: int) -> StandardBlock | None:
@@ -35,35 +41,62 @@ def fused_block(family: ModelFamily, config: Any, numerics: Numerics, context: i
 
 
 def runs_fused(model: Model, shape: Shape) -> bool:
+    """Whether a launch is a decode of few rows by fused steps."""
+    return by_block(model) and shape.width == 1 and shape.rows in FEW
+
+
+def by_block(model: Model) -> bool:
     """Fused steps do not show what each layer gives."""
-    return model.block is not None and not model.numerics.watched and shape.width == 1 and shape.rows in ROWS
+    return model.block is not None and not model.numerics.watched
 
 
-def decode_fused(
+def forward_block(
     model: Model, fields: Fields, token_ids: jax.Array, weights: BlockWeights, kv: Leaves
 ) -> tuple[Leaves, jax.Array]:
-    """The KV with one more token of each row, and logits float32 [S, V]."""
+    """The KV with the tokens of a launch, and logits float32 [R, V]. token_ids int32 [T]."""
     described, sms = model.block, model.numerics.hopper
     if described is None:
         raise RuntimeError("this model is no standard block")
     keys, values = kv
-    whole = persistent_step(model, len(token_ids))
+    rows, width = fields.positions.shape
+    whole = persistent_step(model, rows) if width == 1 else None
     if whole is not None:
         return decode_at_once(whole, described, fields, token_ids, weights, (keys, values))
-    steps: Steps = HopperSteps(sms) if sms else PlainSteps()
+    few = width == 1 and rows in FEW
+    if sms and not few:
+        fields, token_ids = _padded(fields, token_ids)
+    steps: Steps = PlainSteps() if not sms else HopperSteps(sms) if few else TiledSteps(sms)
     attend = _by_kernels(model, described, fields, kv) if sms else _by_blocks(model, described, fields)
-    positions = fields.positions[:, 0]
-    return decode(
+    pools, logits = decode(
         described,
         Shapes.of(described),
         steps,
         weights,
         (keys, values),
         token_ids,
-        positions,
-        fields.page_tables,
+        fields.positions.reshape(-1),
+        jnp.repeat(fields.page_tables, fields.positions.shape[1], axis=0),
         attend,
+        None if few else fields.logits_rows,
     )
+    return pools, logits
+
+
+def _padded(fields: Fields, token_ids: jax.Array) -> tuple[Fields, jax.Array]:
+    """With rows or with tokens of padding, so that the kernels for many tokens take them."""
+    rows, width = fields.positions.shape
+    more = -rows * width % MULTIPLE
+    if not more:
+        return fields, token_ids
+    token_ids = jnp.pad(token_ids, (0, more))
+    if width > 1:
+        positions = jnp.pad(fields.positions, ((0, 0), (0, more)), constant_values=NOWHERE)
+        return fields._replace(positions=positions), token_ids
+    return fields._replace(
+        positions=jnp.pad(fields.positions, ((0, more), (0, 0)), constant_values=NOWHERE),
+        seq_lens=jnp.pad(fields.seq_lens, (0, more)),
+        page_tables=jnp.pad(fields.page_tables, ((0, more), (0, 0)), constant_values=-1),
+    ), token_ids
 
 
 def _by_kernels(model: Model, described: StandardBlock, fields: Fields, kv: Leaves) -> Attend:
@@ -72,9 +105,13 @@ def _by_kernels(model: Model, described: StandardBlock, fields: Fields, kv: Leav
     attention, group = KernelAttention(fields, model.numerics.hopper), described.heads // described.kv_heads
 
     def attend(columns: jax.Array, pools: Pools, layer: int) -> jax.Array:
-        mixed = attention.attend_columns(
-            columns, *pools, layer=layer, layers=described.layers, group=group, scale=described.scale
-        )
+        if fields.positions.shape[1] > 1:
+            q = columns[:, :, :group].reshape(len(columns), -1, columns.shape[3])
+            mixed = attention.attend(q, *pools, places(model.kv)[layer], scale=described.scale)
+        else:
+            mixed = attention.attend_columns(
+                columns, *pools, layer=layer, layers=described.layers, group=group, scale=described.scale
+            )
         return mixed.reshape(len(columns), -1)
 
     return attend
@@ -91,7 +128,7 @@ def _by_blocks(model: Model, described: StandardBlock, fields: Fields) -> Attend
             return block(keys, tables[row], number), block(values, tables[row], number)
 
         mixed = attend_blocks(
-            jnp.expand_dims(columns[:, :, :group], 1),
+            columns[:, :, :group].reshape(*fields.positions.shape, -1, group, columns.shape[3]),
             fields.positions,
             fields.seq_lens,
             fetch,

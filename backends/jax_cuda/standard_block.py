@@ -1,9 +1,9 @@
-"""Decode of a standard block by fused row products: one token of each of N = 8, 16 or 32 rows.
+"""The forward of a standard block by fused row products, over N tokens of as many rows, or of one.
 
 A layer is four launches beside its attention. qkv: the norm's 1 / rms on the sums, bias, norm by head, rotary
 embedding, k and v onto their pages. o and down: the residual is added, and x times the next norm's gain and the sums of
 its squares are left for the next launch. gate_up: silu(gate) * up. What each launch computes is a function of `Steps`,
-of which there are two sets: kernels for Hopper, and the same by jnp for any device.
+of which there are three sets: kernels for Hopper, for few tokens and for many, and the same by jnp for any device.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ def decode(
     positions: jax.Array,
     page_tables: jax.Array,
     attend: Attend,
+    wanted: jax.Array | None = None,
 ) -> tuple[Pools, jax.Array]:
-    """One token of each of N rows: the KV with it, and logits float32 [N, V].
+    """N tokens: the KV with them, and logits float32 [N, V], or of those that are `wanted`, int32 [R].
 
     pools: keys and values; donate them, and they are written in place.   token_ids [N] int32.
-    positions [N] int32, -1 for a row that is padding: it is written nowhere.   page_tables [N, P] int32.
+    positions [N] int32, -1 for a token that is padding: it is written nowhere.   page_tables [N, P] int32, of the row
+    of each token.
     """
     carried, rows = begin_rows(block, shapes, weights, token_ids, positions, page_tables, pools[0].shape[2])
     for layer in range(block.layers):
@@ -63,6 +65,8 @@ def decode(
         carried = steps.residual("o", shapes, weights, layer, attend(q, pools, layer), carried.x)
         hidden = steps.gated(shapes, weights, layer, carried, block.eps)
         carried = steps.residual("down", shapes, weights, layer, hidden, carried.x)
+    if wanted is not None:
+        carried = Carried(carried.x[:, wanted], carried.scaled[wanted], carried.squares[:, wanted])
     return pools, steps.logits(shapes, weights, carried, block.eps)
 
 

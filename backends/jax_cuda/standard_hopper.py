@@ -14,6 +14,17 @@ from mlxcel_jax_cuda.kernels.row_products_stream import stream
 from mlxcel_jax_cuda.standard_steps import NORM_BEHIND, Carried, Pools, Rows
 
 
+def heads_end(
+    block: StandardBlock, weights: BlockWeights, rows: Rows, pools: Pools
+) -> tuple[Heads, tuple[jax.Array, ...]]:
+    """How qkv ends, and what that takes."""
+    d, small = block.head_dim, [array for array in (weights.bias, weights.head_gains) if array is not None]
+    end = Heads(block.heads, block.kv_heads, d, block.qkv_bias, block.qk_norm, block.eps, block.layers)
+    turns = [jnp.tile(table, (end.together, 1)) for table in (rows.cos, rows.sin)]
+    halves = [pool.reshape(*pool.shape[:3], 2, d // 2) for pool in pools]
+    return end, (*small, *turns, rows.page, rows.place, *halves)
+
+
 @attrs.frozen
 class HopperSteps:
     """By the kernels: bf16 weights and activations, float32 sums. One launch each."""
@@ -30,15 +41,11 @@ class HopperSteps:
         rows: Rows,
         pools: Pools,
     ) -> tuple[jax.Array, Pools]:
-        d, small = block.head_dim, [array for array in (weights.bias, weights.head_gains) if array is not None]
-        end = Heads(block.heads, block.kv_heads, d, block.qkv_bias, block.qk_norm, block.eps, block.layers)
-        turns = [jnp.tile(table, (end.together, 1)) for table in (rows.cos, rows.sin)]
-        halves = [pool.reshape(*pool.shape[:3], 2, d // 2) for pool in pools]
-        extra = (*small, *turns, rows.page, rows.place, *halves)
+        end, extra = heads_end(block, weights, rows, pools)
         x, squares = carried.scaled, carried.squares
         q, *written = self._in_layer("qkv", shapes, weights, layer, x, squares, extra, end, block.eps)
         keys, values = (array.reshape(pool.shape) for array, pool in zip(written, pools, strict=True))
-        return q.reshape(*q.shape[:3], d), (keys, values)
+        return q.reshape(*q.shape[:3], -1), (keys, values)
 
     def residual(
         self, group: str, shapes: Shapes, weights: BlockWeights, layer: int, x: jax.Array, old: jax.Array

@@ -85,5 +85,5 @@ def make_schedule(
     return Schedule(
         jnp.concatenate([fields, pool_row], 1).astype(jnp.int32),
         jnp.stack([ends - share, share], 1).astype(jnp.int32),
-        page_tables,
+        jnp.maximum(page_tables, 0),  # an array of its own: a part of a host buffer would be cut out for every kernel
     )

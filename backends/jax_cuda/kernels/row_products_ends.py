@@ -1,4 +1,5 @@
-"""How a launch of `stream` ends: what becomes of the float32 sums of a row tile, while they are in registers.
+"""How a product ends: what becomes of the float32 sums of a row tile, while they are in registers. At the end of
+`stream`, or behind `tiled` in a launch of its own (`row_products_ended`).
 
 Each end is a frozen record. It says which arrays it takes besides the product's own (`extra`, in order; the last
 `in_place` of them are written where they lie), what it gives, and what it does with the sums of an item: one [64, N]
@@ -40,6 +41,11 @@ class End(Protocol):
         """Shared memory of its own."""
         ...
 
+    @property
+    def token_axes(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        """Of each extra array, and of each that is given: the axis of tokens. None where it has none."""
+        ...
+
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         """Loads that do not need the sums."""
         ...
@@ -73,6 +79,10 @@ class Store(_Plain):
     def out(self, weight: Weight, columns: int) -> list[Any]:
         return [shaped((columns, weight.rows), self.dtype)]
 
+    @property
+    def token_axes(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        return (), (0,)
+
     def finish(self, sums: Sums, item: Any, layer: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
         for i, total in enumerate(sums):
             store_tokens(out[0].at[:, pl.ds((item * len(sums) + i) * TILE, TILE)], total)
@@ -84,6 +94,10 @@ class Gate(_Plain):
 
     def out(self, weight: Weight, columns: int) -> list[Any]:
         return [shaped((columns, weight.rows // 2), jnp.bfloat16)]
+
+    @property
+    def token_axes(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        return (), (0,)
 
     def finish(self, sums: Sums, item: Any, layer: Any, ready: Any, extra: Refs, out: Refs, scratch: Refs) -> None:
         gate, up = sums
@@ -103,6 +117,10 @@ class Residual(_Plain):
         F, N = weight.rows, columns
         shapes = (((F, N), jnp.float32), ((N, F), jnp.bfloat16), ((F // TILE, N), jnp.float32))
         return [shaped(*shape) for shape in shapes]
+
+    @property
+    def token_axes(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        return (1, None), (1, 0, 1)
 
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         rows = pl.ds(item * TILE, TILE)
@@ -159,6 +177,11 @@ class Heads:
 
     def out(self, weight: Weight, columns: int) -> list[Any]:
         return [shaped((columns, self.kv_heads, self.query_columns, 2, self.head_dim // 2), jnp.bfloat16)]
+
+    @property
+    def token_axes(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        small = (None,) * (self.bias + self.normed)
+        return (*small, 1, 1, 0, 0, None, None), (0,)
 
     def scratch(self, columns: int) -> list[Any]:
         return [plgpu.SMEM((2, columns, self.together, self.head_dim // 2), jnp.bfloat16)]

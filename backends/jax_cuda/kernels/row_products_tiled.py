@@ -13,7 +13,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mlxcel_jax_cuda.kernels.mosaic import LANE, TILED, TRANSPOSED, plgpu, shaped, store_tokens
+from mlxcel_jax_cuda.kernels.mosaic import (
+    LANE,
+    TILED,
+    TRANSPOSED,
+    WGMMA,
+    across,
+    load,
+    plgpu,
+    shaped,
+    store_tokens,
+)
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
@@ -27,6 +37,7 @@ def tiled(
     tiles: jax.Array,
     x: jax.Array,
     layer: jax.Array | None = None,
+    scale: jax.Array | None = None,
     *,
     weight: Weight,
     columns: int,
@@ -40,7 +51,8 @@ def tiled(
 
     tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; 128 at most where
     the weight is split). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight in the order of its
-    tiles; with `gate` silu(gate) * up, [T, F/2] bf16. layer and at: as in `stream`.
+    tiles; with `gate` silu(gate) * up, [T, F/2] bf16. scale [T] float32: what a token's sums are multiplied by. layer
+    and at: as in `stream`.
     """
     (T, D), F, S, half = x.shape, weight.rows, weight.split, columns // 2
     if columns not in COLUMNS or T % columns or weight.depth != D:
@@ -59,7 +71,9 @@ def tiled(
     accumulators = [plgpu.ACC((TILE, half), jnp.float32)] * 2 if gate else [plgpu.ACC((TILE, columns), jnp.float32)]
 
     def kernel(tiles_g: Any, x_g: Any, *refs: Any) -> None:
-        *layer_g, out_g, w_s, x_s, out_s, full, empty = refs
+        *given, out_g, w_s, x_s, out_s, full, empty = refs
+        scale_g = None if scale is None else given.pop()
+        layer_g = given
         thread, block = lax.axis_index("thread"), lax.axis_index("block")
         mine = lax.div(items - block + sms - 1, jnp.int32(sms))
 
@@ -136,6 +150,10 @@ def tiled(
                     return tuple(a + b for a, b in zip(total, part(i * (steps // S)), strict=True))
 
                 total = lax.fori_loop(1, S, add_part, part(0))
+                if scale_g is not None:
+                    width, own = (half, token + thread * half) if gate else (columns, token)
+                    by = across(load(scale_g.at[pl.ds(own, width)], WGMMA.reduce(0)), width)
+                    total = tuple(x * by for x in total)
                 if gate:
                     rows, tokens = pl.ds(pair * TILE, TILE), token + thread * half
                     y = total[0] / (1 + jnp.exp(-total[0])) * total[1]
@@ -171,5 +189,5 @@ def tiled(
         num_threads=3,
         thread_name="thread",
         compiler_params=LANE,
-    )(tiles, x, *([] if layer is None else [layer]))
+    )(tiles, x, *[operand for operand in (layer, scale) if operand is not None])
     return made
