@@ -315,7 +315,14 @@ LEFT_OUT: tuple[tuple[str, ...], ...] = (
     ("attention", "barriers", "head"),
     ("attention", "barriers", "products"),
 )
-WINDOWS = ((3, 1, 4), (2, 2, 0), (3, 1, 11), (3, 2, 4, 4), (3, 2, 4, 0, 0, 0, 50))
+WINDOWS = (
+    Window(),
+    Window(behind=2),
+    Window(together=2),
+    Window(behind=2, together=2),
+    Window(spare=4, together=2),
+    Window(steps=2),
+)
 
 
 def rows(count: int, keys: int) -> list[int]:
@@ -340,7 +347,7 @@ def section(name: str) -> dict[str, Any]:
     if kind == "timeline":
         return timeline(which, rows(1, 256))
     if kind == "windows":
-        return timed(which, {str(window): (rows(1, 256), {"window": Window(*window)}) for window in WINDOWS})
+        return timed(which, {str(window): (rows(1, 256), {"window": window}) for window in WINDOWS})
     raise SystemExit(f"no section {name}")
 
 

@@ -6,6 +6,7 @@ parts are added in index order, here by the block that owns the row tile, out of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -173,7 +174,8 @@ class Products:
             finish([[self.parts.at[here, other, first + i] for other in range(others)] for i in range(pair)])
 
     def _product(self, first_step: Any, steps: int) -> jax.Array:
-        ring = self.ring
+        ring, behind = self.ring, min(self.step.window.behind, steps)
+        together = self.step.window.together if steps % self.step.window.together == 0 else 1
 
         def multiply(k: Any, acc: Any) -> None:
             slot = ring.slot(first_step + k)
@@ -188,15 +190,17 @@ class Products:
             plgpu.barrier_arrive(ring.empty.at[ring.slot(first_step + k)])
 
         def scope(acc: Any) -> jax.Array:
-            def step(k: Any, carry: Any) -> Any:
-                multiply(k, acc)
-                plgpu.wgmma_wait(STEP // TILE)  # the step before has been read
-                pl.when(k > 0)(lambda: release(k - 1))
+            def some(i: Any, carry: Any) -> Any:
+                for k in [i * together + j for j in range(together)]:
+                    multiply(k, acc)
+                    plgpu.wgmma_wait(behind * STEP // TILE)
+                    pl.when(k >= behind)(functools.partial(release, k - behind))
                 return carry
 
-            lax.fori_loop(0, steps, step, 0)  # without its first step apart: instructions are fetched too
+            lax.fori_loop(0, steps // together, some, 0)  # no first step apart: instructions are fetched too
             plgpu.wgmma_wait(0)
-            release(steps - 1)
+            for k in range(steps - behind, steps):
+                release(k)
             sums: jax.Array = acc[...]
             return sums
 

@@ -45,6 +45,8 @@ class Window:
     hold: int = 6000  # clocks of such a wait before the first: until then the ring itself is being filled
     pace: int = 900  # clocks between two: as fast as memory gives every block a step
     rest: int = 0  # nanoseconds between two looks for words that are missing
+    behind: int = 1  # steps of a product that are under way when the next is begun
+    together: int = 1  # steps of a turn of its loop
 
 
 @attrs.frozen
