@@ -317,11 +317,11 @@ LEFT_OUT: tuple[tuple[str, ...], ...] = (
 )
 WINDOWS = (
     Window(),
-    Window(behind=2),
     Window(together=2),
     Window(behind=2, together=2),
-    Window(spare=4, together=2),
-    Window(steps=2),
+    Window(own=(("down", 1, 4),)),
+    Window(own=(("gate_up", 3, 0),)),
+    Window(own=(("gate_up", 3, 0), ("down", 1, 4)), together=2),
 )
 
 
