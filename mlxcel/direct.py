@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from mlxcel.core.engine import Engine
+from mlxcel.core.lone_row import LoneRow
 from mlxcel.core.observe import Observers
 from mlxcel.core.piecework import Planner
 from mlxcel.core.plan import RowOutcome, Span, TokenLogprobs
@@ -34,6 +35,7 @@ def generate(
     progress: Progress | None = None,
     observers: Observers | None = None,
     tokenizer: Tokenizer | None = None,
+    run_ahead: bool = True,
 ) -> RequestResult:
     """Run one sequence to its end and close it, whatever happens.
 
@@ -42,13 +44,14 @@ def generate(
     wrong with the request raises from `Engine.open`, before any forward. However it ends, observers hear of it exactly
     once (spec E20). `origin` and `warnings` of the parameters come back in the result. A prompt is cut if
     `truncate_prompt_tokens` says so, and scored first where its log-probabilities are wanted; nothing else runs when
-    `max_tokens` is 0 (spec E9). `tokenizer` is needed for `spec.echo` alone.
+    `max_tokens` is 0 (spec E9). `tokenizer` is needed for `spec.echo` alone. `run_ahead` starts a step before the one
+    before it is read, where the backend and the row's sampling allow it (spec C51); it changes no result.
     """
     if spec.echo and tokenizer is None:
         raise ValueError("a spec with echo needs the tokenizer, which turns the prompt into text")
     run = _Run(engine, spec, clock, on_text, on_reasoning, origin or {}, warnings, progress or NoProgress())
     try:
-        return run.to_end(planner, tokenizer)
+        return run.to_end(planner, tokenizer, run_ahead)
     finally:
         if observers is not None:
             observers.request_finished(run.result())
@@ -84,7 +87,7 @@ class _Run:
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         self._pieces: list[Span] = []
 
-    def to_end(self, planner: Planner, tokenizer: Tokenizer | None) -> RequestResult:
+    def to_end(self, planner: Planner, tokenizer: Tokenizer | None, run_ahead: bool) -> RequestResult:
         try:
             sequence_id = self._engine.open(self._spec)
             if self._spec.prompt_scores is not None:
@@ -99,14 +102,16 @@ class _Run:
             raise
         self._started = self._clock()
         self._outcome = RowOutcome(sequence_id, cause="cancelled")  # holds if a listener raises
+        row: LoneRow | None = None
         try:
             try:
                 if tokenizer is not None:
                     before = echoed(tokenizer, self._spec, whole=self._engine.view(sequence_id).max_new == 0)
                     self._hear(before, self._text, self._on_text)
                 outcome = self._prefill(sequence_id, planner)
+                row = LoneRow(self._engine, sequence_id, run_ahead=run_ahead)
                 while outcome.cause is None and outcome.error is None:
-                    outcome = self._engine.step([sequence_id])[0]
+                    outcome = row.step()
                     self._take(outcome)
             except KeyboardInterrupt:
                 self._progress.finish()
@@ -119,6 +124,8 @@ class _Run:
             self._outcome = outcome
         finally:
             self._engine.close(sequence_id)
+            if row is not None:
+                row.drop()
         return self.result()
 
     def result(self) -> RequestResult:

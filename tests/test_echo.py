@@ -88,6 +88,7 @@ def test_h_h5_max_tokens_0_with_scores_runs_the_score_alone():
         assert it.backend.steps == before
 
 
+@pytest.mark.on_jax(most=0)
 def test_a_reply_does_not_know_that_its_prompt_was_scored(backend, tmp_path):
     """H-H8: the same ids and log-probabilities; those of the prompt are the engine's own scores, however it is run."""
     real = real_engine(SafetensorsCheckpoint(write_tiny_llama(tmp_path)), slots=1)
@@ -192,7 +193,7 @@ def test_h_i10_a_prompt_is_cut_only_where_that_is_asked_for(params, kept):
     """H-I10: its newest ids stay, and the result says how many went."""
     it = scripted({"a": HELLO}, context=32)
     prompt = bytes(range(97, 117))
-    result = run(it, asking(prompt=prompt, **params))
+    result = run(it, asking(prompt=prompt, **params), run_ahead=False)
     assert bytes(result.prompt_ids) == prompt[20 - kept :]
     assert result.truncated_tokens == 20 - kept
     assert it.backend.tokens == kept + len(HELLO) - 1

@@ -104,5 +104,6 @@ def _run(
         warnings=resolved.warnings,
         progress=context.progress(),
         observers=model.observers,
+        run_ahead=not context.config.force_sync,
         **listeners,
     )

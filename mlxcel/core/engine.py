@@ -260,6 +260,11 @@ class Engine(KVCalls):
         finally:
             self._rows.forget_closed(step.rows)
 
+    def drop_steps(self) -> None:
+        """Collect every step in flight, for a caller that was interrupted and has no use for what they say."""
+        while self._steps:
+            self.collect(self._steps[0].ticket)
+
     def prefill(
         self, sequence_id: int, plan: PrefillPlan, on_piece: Callable[[Span], None] = lambda span: None
     ) -> RowOutcome:

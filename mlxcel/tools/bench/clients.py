@@ -66,12 +66,19 @@ class DirectClient:
     model: LoadedModel
     watch: StepWatch
     clock: Clock
+    run_ahead: bool
 
     def run(self, prompts: Sequence[np.ndarray], params: SamplingParams) -> Ran:
         (spec,) = _specs(self.model, prompts, params)
         self.watch.begin(prompts)
         handed = self.clock()
-        result = generate(self.model.engine, spec, planner=self.model.planner, observers=self.model.observers)
+        result = generate(
+            self.model.engine,
+            spec,
+            planner=self.model.planner,
+            observers=self.model.observers,
+            run_ahead=self.run_ahead,
+        )
         return Ran(handed, (_whole(result, params),))
 
     def close(self) -> None:
@@ -123,7 +130,7 @@ def open_client(
     if path == "direct":
         model = chosen.load(config, manager, progress, say=say)
         model.observers.add(watch)
-        return DirectClient(model, watch, clock)
+        return DirectClient(model, watch, clock, run_ahead=not config.force_sync)
     if config.max_num_seqs is None and rows > Rows.of(config, choose_backend(config, manager).backend.caps).most:
         config = attrs.evolve(config, max_num_seqs=rows)
     serving = chosen.serve(config, manager, progress, max_queue_depth=rows, say=say)
