@@ -302,6 +302,8 @@ def test_a_cell_that_was_not_measured_is_not_compared(tmp_path: Path, name: str)
         [header(tool="other"), row()],
         [header(), {"kind": "row"}],
         [header(), row(ttft_ms=0.0)],
+        [header(), row(ttft_ms=float("inf"))],
+        [header(), row(decode_tok_s=float("nan"))],
         [header(), row(decode_tok_s="fast")],
         [header(), []],
         [header(), row(), {"no": "kind"}],

@@ -188,7 +188,7 @@ def test_a_prompt_that_leaves_no_room_is_cut_and_both_numbers_are_told(bench: Be
         (("--random-weights", "llama-3.2-1b"), "--random-weights llama-3.2-1b and the model"),
         (("--random-weights", "gpt-7"), "--random-weights gpt-7: there is no such shape"),
         (("--compare", "no-such-file"), "--compare no-such-file: No such file"),
-        (("--out", "no-such-folder/file"), "--out no-such-folder/file: No such file"),
+        (("--out", "no-such-folder/file"), "--out no-such-folder/file cannot be written: No such file"),
         (("--prompt-cache",), "no such option"),
         (("--chat-template", "x"), "no such option"),
     ],
@@ -261,6 +261,33 @@ def test_ctrl_c_ends_with_130(bench: Bench, third_party: Installer) -> None:
         ran = bench(*ODD, "--path", path)
         assert [record["kind"] for record in lines(ran, code=130)] == ["header"]
         assert "interrupted" in ran.err
+
+
+def test_a_full_disk_is_named_by_its_flag(bench: Bench) -> None:
+    ran = bench(*SHORT, "--path", "direct", "--out", "/dev/full")
+    assert ran.code == 3
+    assert "error: --out /dev/full cannot be written: No space left on device" in ran.err
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_reader_that_leaves_ends_a_run_that_nothing_else_wants(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gate: bool
+) -> None:
+    """1.2. A gate or a file does want it: all of it is measured and kept."""
+
+    def leave(line: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("mlxcel.cli.bench_engine.click.echo", leave)
+    for module in ("bench_engine", "main"):
+        monkeypatch.setattr(f"mlxcel.cli.{module}.give_up_stdout", lambda: None)
+    file = tmp_path / "records"
+    ran = bench(*SHORT, "--path", "direct", *(("--out", file) if gate else ()))
+    assert (ran.code, ran.out) == (0, "")
+    assert file.exists() == gate
+    if gate:
+        kinds = [json.loads(line)["kind"] for line in file.read_text().splitlines()]
+        assert kinds == ["header", "row", "row", "summary"]
 
 
 def test_quietly_only_the_records_are_written(bench: Bench, third_party: Installer) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import parity_mistakes as mistakes
 import pytest
 from cli_runs import Cli
 from hollow_checkpoint import LFM2, write_hollow
@@ -71,7 +72,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[
         ran = run(
             "engine-parity", model, "--backend", backend, "--json", file, *arguments, MLXCEL_SDPA_DETERMINISTIC="1"
         )
-        return Ran(ran.code, json.loads(file.read_text() or "{}"), ran.out, ran.err)
+        return Ran(ran.code, json.loads(file.read_text()) if file.exists() else {}, ran.out, ran.err)
 
     return comparing
 
@@ -91,10 +92,11 @@ def planted(compare: Compare, third_party: Installer, model: Path) -> Compare:
 
 def test_every_way_of_running_a_request_gives_the_same_tokens(compare: Compare, model: Path) -> None:
     """5.7: 6, 7, 8."""
-    ran = compare(model, *SHORT, "--expect-identical")
+    ran = compare(model, *SHORT, "-n", 16, "--expect-identical")
     assert ran.code == 0, ran.text
     groups = {"client": 1, "storage": 2, "cache": 2, "chunk": 1, "batch": 1}
-    for case in ("greedy", "seeded"):
+    assert {row["first_other_scores"] for row in ran.report["pairs"]} == {None}
+    for case in ("greedy", "seeded", "ahead"):
         assert ran.results(case) == {group: ["identical"] * rows for group, rows in groups.items()}
         hit = ran.stream(case, "e")
         assert hit["partition"]["adopted"] == [0, 75]
@@ -111,15 +113,15 @@ def test_every_way_of_running_a_request_gives_the_same_tokens(compare: Compare, 
     assert ran.report["level"] == "R2"
     assert ran.report["prompt_token_ids"] == ran.report["prompt_token_ids"][:100]
     streams = ran.report["streams"]
-    assert len(streams) == 16
+    assert len(streams) == 24
     for each in streams:
-        assert len(each["token_ids"]) == len(each["top2"]) == 64
+        assert len(each["token_ids"]) == len(each["top2"]) == 16
         assert each["reproduces"]
         assert each["finish_cause"] == "max_tokens"
         # What was drawn is what the sampler rated best, noise included.
         assert [best[0][0] for best in each["top2"]] == each["token_ids"]
         assert all(best[0][1] >= best[1][1] for best in each["top2"] if len(best) > 1)
-    assert ran.text.count("identical (64 tokens)") == 14
+    assert ran.text.count("identical (16 tokens)") == 21
     assert ran.stream("greedy", "a")["token_ids"] != ran.stream("seeded", "a")["token_ids"]
 
 
@@ -137,7 +139,7 @@ def test_the_json_has_the_fields_of_the_specification_and_says_what_the_table_sa
     stream = "case arm token_ids top2 partition kv_storage launches cached_tokens reproduces finish_cause ms"
     pair = (
         "case group left right result first_divergent_index left_token right_token left_gap right_gap "
-        "max_logprob_diff reason"
+        "max_logprob_diff first_other_scores reason"
     )
     assert all(set(stream.split()) <= set(each) for each in report["streams"])
     assert all(set(pair.split()) == set(each) for each in report["pairs"])
@@ -208,7 +210,7 @@ def test_a_position_off_by_one_shows_in_the_row_about_chunks(planted: Compare) -
 
 
 def test_a_skipped_penalty_shows_in_the_crowd_and_in_the_case_that_has_penalties(planted: Compare) -> None:
-    ran = planted("--expect-identical", "--sampler", "skipped-penalty", "-n", 48)
+    ran = planted("--expect-identical", "--sampler", "skipped-penalty", "--cases", "greedy,seeded")
     assert ran.code == 1
     assert ran.results("greedy")["batch"] == ["identical"]
     assert ran.results("seeded") == {
@@ -218,6 +220,72 @@ def test_a_skipped_penalty_shows_in_the_crowd_and_in_the_case_that_has_penalties
         "chunk": ["identical"],
         "batch": ["diverge"],
     }
+
+
+@pytest.mark.parametrize(
+    ("mistake", "case", "group", "results"),
+    [
+        (mistakes.second_page, "greedy", "storage", ["diverge", "diverge"]),
+        (mistakes.forgotten_chunks, "seeded", "chunk", ["diverge"]),
+        (mistakes.no_breakers, "seeded", "client", ["diverge"]),
+        (mistakes.forgotten_newest, "ahead", "client", ["diverge"]),
+        (mistakes.mixed_seeds, "ahead", "batch", ["diverge"]),
+        (mistakes.written_while_shared, "greedy", "cache", ["identical", "diverge"]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_mistake_shows_in_its_row(
+    compare: Compare,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mistake: mistakes.Mistake,
+    case: str,
+    group: str,
+    results: list[str],
+) -> None:
+    mistake(monkeypatch)
+    ran = compare(model, *SHORT, "--cases", case, "--pairs", group, "--expect-identical")
+    assert (ran.code, ran.results()) == (1, {group: results}), ran.text
+
+
+def test_kv_under_another_salt_is_none_of_the_requests(
+    compare: Compare, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """X2: the second case finds what the first one left, and its tokens are the same."""
+    mistakes.other_salt(monkeypatch)
+    ran = compare(model, *SHORT, "-n", 4, "--cases", "greedy,ahead", "--pairs", "cache")
+    assert (ran.code, ran.results("greedy"), ran.results("ahead")) == (
+        3,
+        {"cache": ["identical", "identical"]},
+        {"cache": ["failed", "failed"]},
+    )
+    assert "99 positions were adopted, and under the request's own salt there are 0" in ran.text
+
+
+def test_scores_that_differ_are_told_where_tokens_do_not(
+    compare: Compare, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """5.4: tokens hide a difference in bits until the day it tips a scale."""
+    mistakes.last_bits(monkeypatch)
+    ran = compare(model, *SHORT, "-n", 4, "--cases", "greedy", "--pairs", "batch", "--expect-identical")
+    assert (ran.code, ran.results()) == (0, {"batch": ["identical"]})
+    assert ran.row("greedy", "b", "h")["first_other_scores"] == 0
+    assert "identical (4 tokens, scores differ from step 0)" in ran.text
+    assert ran.text.endswith("1 identical, 1 with other scores\n")
+
+
+def test_a_reader_that_leaves_does_not_change_what_was_found(planted: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate at the head of a pipe still fails."""
+
+    def leave(line: str) -> None:
+        raise BrokenPipeError
+
+    left: list[bool] = []
+    monkeypatch.setattr("mlxcel.cli.engine_parity.click.echo", leave)
+    monkeypatch.setattr("mlxcel.cli.engine_parity.give_up_stdout", lambda: left.append(True))
+    ran = planted("--cases", "greedy", "--pairs", "client", "--expect-identical", "-n", 16, backend="script")
+    assert (ran.code, ran.report["exit_code"], ran.text) == (1, 1, "")
+    assert left
 
 
 def test_a_planted_divergence_is_named_with_its_step_its_tokens_and_both_gaps(planted: Compare) -> None:
@@ -284,6 +352,17 @@ def test_a_record_is_replaced_by_a_record_alone(
     assert file.read_text() == "an earlier record"
     assert run("engine-parity", model, *options, "--prompt-tokens", 10, "--pairs", "client").code == 0
     assert json.loads(file.read_text())["exit_code"] == 0
+
+
+def test_a_record_may_go_to_what_is_no_file_and_a_full_disk_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], model: Path
+) -> None:
+    run = Cli(monkeypatch, capfdbinary)
+    options = ("--deterministic", "--backend", "reference-numpy", "--token-ids", "40,41", "--pairs", "client", "-n", 2)
+    assert run("engine-parity", model, *options, "--json", "/dev/null").code == 0
+    ran = run("engine-parity", model, *options, "--json", "/dev/full")
+    assert ran.code == 3
+    assert "error: --json /dev/full cannot be written: No space left on device" in ran.err
 
 
 def test_a_family_with_state_of_its_own_has_no_prefix_to_find(compare: Compare, tmp_path: Path) -> None:

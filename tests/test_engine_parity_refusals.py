@@ -39,6 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
         (("--pairs", ""), "is not a list of client, storage"),
         (("--cases", "warm"), "'warm' is not a list of greedy, seeded"),
         (("--require", "nobody"), "'nobody' is not a list of client"),
+        (("--other-backend", "jax-cuda", "--pairs", "client"), "--other-backend jax-cuda: --pairs leaves backend out"),
         (("--require", "chunk", "--pairs", "client"), "--require chunk: --pairs leaves it out"),
         (("--chunks", "128"), "'128' is not two numbers of tokens"),
         (("--chunks", "0,128"), "'0,128' is not two numbers of tokens"),
@@ -58,7 +59,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
         (("-p", ""), "the prompt is empty"),
         (("--token-ids", "1,999"), "999"),
         (("--prompt-tokens", "0"), "the prompt is empty"),
-        (("--prompt-tokens", "2000", "-n", "49"), "2048"),
+        (("--prompt-tokens", "2000", "-n", "49"), "2000 tokens and 49 behind it come to 2049, the context holds 2048"),
+        (("--prompt-tokens", "2147483647"), "2147483647 tokens and 64 behind it"),  # before such a prompt is made
+        (("--token-ids", "7,8", "-n", "2047", "--pairs", "client"), "2 tokens and 2047 behind it come to 2049"),
         (("-c", "600"), "600"),
         (("--loop-detection", "on"), "no such option"),
         (("--json", "/nowhere/at/all.json"), "--json /nowhere/at/all.json cannot be written"),

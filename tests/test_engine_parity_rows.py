@@ -47,9 +47,10 @@ def test_the_first_step_that_differs(left: tuple[int, ...], right: tuple[int, ..
         (stream(65, 66), stream(65, 66), "identical (2 tokens)"),
         (
             stream(65, 66, gap=0.25),
-            stream(65, 34),
+            stream(65, 34, best=(((65, -1.0), (900, -1.25)), ((34, -1.0), (900, -1.5)))),
             'diverge@1 left=66 "B" gap=0.25 right=34 "\\"" gap=0.5',
         ),
+        (stream(65, 66), stream(65, 66, gap=0.25), "identical (2 tokens, scores differ from step 0)"),
         (stream(65), stream(10), 'diverge@0 (first token) left=65 "A" gap=0.5 right=10 "\\n" gap=0.5'),
         (stream(65, 66), stream(65), 'diverge@1 left=66 "B" gap=0.5 right=<end>'),
         (stream(65), stream(65, 66), 'diverge@1 left=<end> right=66 "B" gap=0.5'),

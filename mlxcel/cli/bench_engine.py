@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from typing import Any, Final, TextIO
+from contextlib import ExitStack, closing
+from typing import Any, Final
 
 import click
 
 from mlxcel.cli.context import CliContext
 from mlxcel.cli.options import KindType, SectionCommand, SectionOption, config_option, engine_options, model_argument
+from mlxcel.cli.record_file import RecordFile
 from mlxcel.cli.reply_output import utf8_stdout
+from mlxcel.cli.streams import give_up_stdout
 from mlxcel.cli.tool_options import SECTION, random_weights_options
 from mlxcel.errors import UsageError
 from mlxcel.option_values import FILE, TEXT, Kind, one_of, whole
@@ -110,14 +112,18 @@ def command(
     )
     utf8_stdout()
     with ExitStack() as stack:
-        kept = None if out is None else stack.enter_context(_appending(out))
+        kept = None if out is None else stack.enter_context(closing(RecordFile("--out", out)))
 
         def emit(record: dict[str, Any]) -> None:
             line = json.dumps(record, ensure_ascii=False, allow_nan=False)
-            click.echo(line)
-            sys.stdout.flush()
             if kept is not None:
-                print(line, file=kept, flush=True)
+                kept.append(line)
+            try:
+                click.echo(line)
+            except BrokenPipeError:
+                if kept is None and measured.compare is None:
+                    raise
+                give_up_stdout()  # the file and the exit code are still wanted
 
         bench_engine(measured, config, context.plugins(), context.progress(), emit=emit, say=context.say)
 
@@ -133,12 +139,3 @@ def _require_one_chunk(context: CliContext) -> None:
             f"{BY_NAME[CHUNK].env} is {said.prefill_chunk}, and --prefill-chunk {here}",
             hint=f"unset the variable, or say --prefill-chunk {said.prefill_chunk}",
         )
-
-
-def _appending(file: str) -> TextIO:
-    try:
-        return open(file, "a", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--out {file}: {error.strerror or error}", hint="name a file in a folder that is there"
-        ) from error

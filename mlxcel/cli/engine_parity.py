@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,7 +19,8 @@ from mlxcel.cli.options import (
     engine_options,
     model_argument,
 )
-from mlxcel.cli.streams import tell
+from mlxcel.cli.record_file import RecordFile
+from mlxcel.cli.streams import give_up_stdout, tell
 from mlxcel.cli.tool_options import SECTION, random_weights_options
 from mlxcel.errors import UsageError
 from mlxcel.option_values import FILE, MAX_WHOLE, NAME, Kind, real_in, whole
@@ -161,11 +162,19 @@ def command(
             weights_seed=weights_seed,
             say=context.say,
         )
-        for line in table(done.report, done.tokenizer):
-            tell(line) if json_file == "-" else click.echo(line)
         if json_file is not None:
             write(json.dumps(as_json(done.report), ensure_ascii=False))
+        for line in table(done.report, done.tokenizer):
+            tell(line) if json_file == "-" else _print(line)
     return done.report.exit_code
+
+
+def _print(line: str) -> None:
+    """On stdout. Where its reader has left, the exit code still says what was found."""
+    try:
+        click.echo(line)
+    except BrokenPipeError:
+        give_up_stdout()
 
 
 def _asked(
@@ -189,21 +198,9 @@ def _asked(
 
 @contextmanager
 def _opened(file: str | None) -> Iterator[Callable[[str], None]]:
-    """Where JSON goes, if there is to be any: stdout, or a file. Whether that can be written is known before anything
-    runs; what it holds stays until there is something to put in its place."""
+    """Where JSON goes, if there is to be any: stdout, or a file."""
     if file is None or file == "-":
-        yield click.echo
+        yield _print
         return
-    with ExitStack() as held:
-        try:
-            stream = held.enter_context(open(file, "a", encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(
-                f"--json {file} cannot be written: {error.strerror or error}", hint="name another file"
-            ) from error
-
-        def write(text: str) -> None:
-            stream.truncate(0)
-            print(text, file=stream)
-
-        yield write
+    with closing(RecordFile("--json", file)) as record:
+        yield record.replace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,7 +74,7 @@ class Base:
             if (
                 not headers
                 or not rows
-                or not all(row[name] > 0 for found in rows.values() for row in found for name in row)
+                or not all(0 < row[name] < math.inf for found in rows.values() for row in found for name in row)
             ):
                 raise ValueError("no header with rows behind it")
         except OSError as error:

@@ -22,11 +22,13 @@ from mlxcel.serve_engine import Serving
 
 @attrs.frozen(eq=False)
 class Companion:
-    """One of the crowd. It is submitted once the request under test has `joins` tokens, 0: before that one is."""
+    """One of the crowd. It is submitted once the request under test has `joins` tokens, 0: before that one is. Under
+    `salt` it may find KV of others."""
 
     prompt: np.ndarray  # int32 [P']
     params: SamplingParams
     joins: int
+    salt: str | None = None
 
 
 def companions(prompt: np.ndarray, count: int, max_tokens: int, seed: int) -> list[Companion]:
@@ -46,6 +48,15 @@ def companions(prompt: np.ndarray, count: int, max_tokens: int, seed: int) -> li
             )
         )
     return made
+
+
+def rival(prompt: np.ndarray, shared: int, vocab: int, salt: str | None) -> Companion:
+    """Finds the `shared` first tokens of a prompt, int32 [P], as the request under test does, and goes on otherwise:
+    what it writes must not be seen by that one."""
+    ids = prompt.copy()
+    ids[shared:] = (ids[shared:] + 1) % vocab
+    params = SamplingParams(temperature=0.0, max_tokens=-1, ignore_eos=True, reasoning_format="none")
+    return Companion(ids, params, joins=1, salt=salt)
 
 
 class Crowd:
@@ -89,4 +100,5 @@ class Crowd:
 
 def _request(model: LoadedModel, member: Companion) -> Request:
     prompt = Prompt(tuple(member.prompt.tolist()))
-    return Request((sequence_spec(model, prompt, member.params, request_id="beside", caps=Caps(max_n=1)),))
+    spec = sequence_spec(model, prompt, member.params, request_id="beside", caps=Caps(max_n=1))
+    return Request((attrs.evolve(spec, cache_salt=member.salt),))

@@ -12,7 +12,7 @@ import numpy as np
 from mlxcel.choose_backend import choose_backend, probed
 from mlxcel.core.backend import BackendSpec
 from mlxcel.core.tokenizer import Tokenizer
-from mlxcel.errors import ContextTooLong, UsageError
+from mlxcel.errors import UsageError
 from mlxcel.load import choose_tokenizer
 from mlxcel.text.chat_template import select_template
 from mlxcel.text.prompt import check_ids, encode_chat, encode_raw
@@ -38,6 +38,10 @@ class AskedPrompt:
     messages: tuple[Mapping[str, Any], ...] | None = None
     text: str | None = None
     ids: tuple[int, ...] | None = None
+
+    @property
+    def built_in(self) -> bool:
+        return self.messages is None and self.text is None and self.ids is None
 
 
 @attrs.frozen(eq=False)
@@ -110,9 +114,12 @@ def prepare(
         tokenizer = choose_tokenizer(checkpoint, manager) if model.vocab is None else RandomTokenizer(model.vocab)
         family = manager.families().load(manager.family_for(checkpoint.naming, checkpoint.architecture).name)()
         facts = family.parse_config(checkpoint)
+        context, least = config.max_model_len or facts.context, max(1, config.prompt_cache_min_prefix)
+        # Before a prompt is made that no context holds.
+        if asked.built_in:
+            check_length(asked.length, options, groups, level, least, context)
         prompt = _prompt_ids(model, config, checkpoint, tokenizer, asked, facts.vocab_size)
-        least = max(1, config.prompt_cache_min_prefix)
-        check_length(len(prompt), options, groups, level, least, config.max_model_len or facts.context)
+        check_length(len(prompt), options, groups, level, least, context)
     return Prepared(prompt, tokenizer)
 
 
@@ -145,12 +152,16 @@ def check_length(
     length: int, options: ParityOptions, groups: Iterable[str], level: str, least: int, context: int
 ) -> None:
     """UsageError that names the groups which a prompt of `length` tokens does allow, where a hit takes `least` tokens
-    of the prompt cache; ContextTooLong where its streams do not fit into `context` positions."""
+    of the prompt cache, and where its streams do not fit into `context` positions."""
     wanted = set(groups)
     if length < 1:
         raise UsageError("the prompt is empty: it comes to no token", hint="give a text, ids, or --prompt-tokens")
     if length + options.max_tokens > context:
-        raise ContextTooLong(length + options.max_tokens - 1, context)
+        raise UsageError(
+            f"a prompt of {length} tokens and {options.max_tokens} behind it come to {length + options.max_tokens}, "
+            f"the context holds {context}",
+            hint="ask for fewer with --prompt-tokens or -n, or for a larger --ctx-size",
+        )
     first = options.chunks[0]
     reasons = {}
     if "chunk" in wanted and length <= min(options.chunks):

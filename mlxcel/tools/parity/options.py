@@ -11,7 +11,9 @@ from mlxcel.errors import UsageError
 GROUPS: Final = ("client", "storage", "cache", "chunk", "batch", "backend")
 """Groups of pairs, in the order of the rows."""
 
-CASES: Final = ("greedy", "seeded")
+CASES: Final = ("greedy", "seeded", "ahead")
+"""`ahead` is `seeded` without DRY, which has to see a token before the next step can be made: with it no step runs
+ahead."""
 
 PROMPT_TOKENS: Final = 640
 MAX_TOKENS: Final = 64
@@ -40,6 +42,10 @@ class ParityOptions:
         first, second = self.chunks
         if first == second:
             raise UsageError(f"--chunks {first},{second}: both are the same", hint="name two sizes, such as 128,512")
+        if self.other_backend is not None and self.groups is not None and "backend" not in self.groups:
+            raise UsageError(
+                f"--other-backend {self.other_backend}: --pairs leaves backend out", hint="add backend to --pairs"
+            )
         missing = [group for group in self.require if self.groups is not None and group not in self.groups]
         if missing:
             raise UsageError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -27,7 +27,8 @@ Result = Literal["identical", "diverge", "near-tie", "n/a", "failed"]
 @attrs.frozen
 class Row:
     """A case and a pair. Tokens are None behind the end of the shorter stream, gaps where there is no step to have one;
-    `step` is the first that differs. `reason` says why there is nothing to compare."""
+    `step` is the first that differs. `scores_step` is the first before it whose candidates have other scores, though
+    the tokens are the same: the bits are not. `reason` says why there is nothing to compare."""
 
     case: str
     group: str
@@ -41,6 +42,7 @@ class Row:
     left_gap: float | None = None
     right_gap: float | None = None
     max_logprob_diff: float | None = None
+    scores_step: int | None = None
     reason: str | None = None
 
 
@@ -82,8 +84,11 @@ def compare(group: str, one: Found, other: Found, bound: float, *, case: str, le
 
 def _compared(row: Row, one: Stream, other: Stream, bound: float) -> Row:
     backends = row.group == "backend"
-    row = attrs.evolve(row, max_logprob_diff=largest_difference(one, other) if backends else None)
     step = first_difference(one.token_ids, other.token_ids)
+    if backends:
+        row = attrs.evolve(row, max_logprob_diff=largest_difference(one, other))
+    else:
+        row = attrs.evolve(row, scores_step=first_difference(one.best[:step], other.best[:step]))
     if step is None:
         return attrs.evolve(row, length=len(one.token_ids))
     return attrs.evolve(
@@ -97,8 +102,9 @@ def _compared(row: Row, one: Stream, other: Stream, bound: float) -> Row:
     )
 
 
-def first_difference(left: tuple[int, ...], right: tuple[int, ...]) -> int | None:
-    """The first step at which two streams differ, in a token or in having one; None where they are equal."""
+def first_difference(left: Sequence[Any], right: Sequence[Any]) -> int | None:
+    """The first step at which two streams differ, in what they have there or in having it; None where they are
+    equal."""
     if left == right:
         return None
     pairs = zip(left, right, strict=False)
@@ -110,7 +116,7 @@ def is_near_tie(left: Stream, right: Stream, step: int, bound: float) -> bool:
     one, other = _token(left, step), _token(right, step)
     if one is None or other is None:
         return False
-    among = one in dict(right.best[step]) and other in dict(left.best[step])
+    among = one in dict(right.best[step][:2]) and other in dict(left.best[step][:2])
     return among and left.gap(step) <= bound and right.gap(step) <= bound
 
 

@@ -33,6 +33,7 @@ def _lines(report: Report, tokenizer: Tokenizer) -> Iterator[str]:
             if stream is not None:
                 yield f"    {arm:<16} {how_it_ran(stream)}"
     counts = {result: sum(row.result == result for row in report.rows) for result in _RESULTS}
+    counts["with other scores"] = sum(row.scores_step is not None for row in report.rows)
     yield ", ".join(f"{count} {result}" for result, count in counts.items() if count)
 
 
@@ -41,8 +42,9 @@ _RESULTS = ("identical", "near-tie", "diverge", "n/a", "failed")
 
 def says(row: Row, tokenizer: Tokenizer) -> str:
     """What a row found."""
+    scores = "" if row.scores_step is None else f", scores differ from step {row.scores_step}"
     if row.result == "identical":
-        return f"identical ({row.length} tokens)"
+        return f"identical ({row.length} tokens{scores})"
     if row.result in ("n/a", "failed"):
         return f"{row.result}: {row.reason}"
     place = f"{row.result}@{row.step}{' (first token)' if row.step == 0 else ''}"
@@ -51,7 +53,7 @@ def says(row: Row, tokenizer: Tokenizer) -> str:
     more = (
         "" if row.max_logprob_diff is None else f" largest difference of log-probabilities {row.max_logprob_diff:.3g}"
     )
-    return f"{place} {left} {right}{more}"
+    return f"{place} {left} {right}{more}{scores}"
 
 
 def _side(name: str, token: int | None, gap: float | None, tokenizer: Tokenizer) -> str:
@@ -115,7 +117,7 @@ def _stream(stream: Stream) -> dict[str, Any]:
         "case": stream.case,
         "arm": stream.arm,
         "token_ids": list(stream.token_ids),
-        "top2": [[list(each) for each in best] for best in stream.best],
+        "top2": [[list(each) for each in best[:2]] for best in stream.best],
         "partition": {"adopted": list(stream.adopted), "pieces": [list(piece) for piece in stream.pieces]},
         "kv_storage": stream.kv_storage,
         "launches": stream.launches,
@@ -135,5 +137,5 @@ def _absence(found: Missing | Failed) -> dict[str, str]:
 
 
 def _pair(row: Row) -> dict[str, Any]:
-    values = attrs.asdict(row, filter=lambda field, value: field.name not in ("length", "step"))
-    return {**values, "first_divergent_index": row.step}
+    values = attrs.asdict(row, filter=lambda field, value: field.name not in ("length", "step", "scores_step"))
+    return {**values, "first_divergent_index": row.step, "first_other_scores": row.scores_step}

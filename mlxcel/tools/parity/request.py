@@ -22,7 +22,7 @@ REQUEST_ID = "engine-parity"
 def request_spec(setup: Setup, model: LoadedModel, case: str) -> SequenceSpec:
     """Of a case, for this model. RequestError for a prompt that is not for it."""
     options = setup.options
-    params = case_params(case, max_tokens=options.max_tokens, seed=options.seed)
+    params = case_params(case, setup.prompt, model.tokenizer, max_tokens=options.max_tokens, seed=options.seed)
     prompt = Prompt(tuple(setup.prompt.tolist()))
     spec = sequence_spec(model, prompt, params, request_id=REQUEST_ID, caps=Caps(max_n=1))
     return attrs.evolve(spec, compared=True)

@@ -1,4 +1,4 @@
-"""A case through the scheduler: alone, behind a request that shares its prefix, or in a crowd."""
+"""A case through the scheduler: alone, behind and beside requests that share its prefix, or in a crowd."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlxcel.core.request import Request, SequenceSpec
 from mlxcel.core.result import RequestResult
 from mlxcel.serve_engine import Serving
 from mlxcel.tools.parity.arms import Arm
-from mlxcel.tools.parity.crowd import Crowd, companions
+from mlxcel.tools.parity.crowd import Crowd, companions, rival
 from mlxcel.tools.parity.request import REQUEST_ID, request_spec, stream_of
 from mlxcel.tools.parity.setup import Setup
 from mlxcel.tools.parity.stream import Missing, NotAvailable, Stream
@@ -23,9 +23,12 @@ def run_scheduled(setup: Setup, arm: Arm, serving: Serving, watch: RowWatch, cas
     options, model = setup.options, serving.model
     spec = attrs.evolve(request_spec(setup, model, case), cache_salt=f"{REQUEST_ID} {arm.name} {case}")
     watch.follow(spec.prompt_ids)
+    beside = companions(spec.prompt_ids, arm.crowd, options.max_tokens, options.seed)
+    shared = 0
     if arm.hit:
         _prime(serving, spec)
-    beside = companions(spec.prompt_ids, arm.crowd, options.max_tokens, options.seed)
+        shared = shared_length(len(spec.prompt_ids))
+        beside = [rival(spec.prompt_ids, shared, model.facts.vocab, spec.cache_salt)]
     with Crowd.around(serving, beside) as crowd:
         reply = serving.scheduler.submit(Request((spec,)))
         tokens, result = 0, None
@@ -40,6 +43,11 @@ def run_scheduled(setup: Setup, arm: Arm, serving: Serving, watch: RowWatch, cas
     stream = stream_of(arm, case, model, watch, result)
     if arm.crowd and not stream.company.place:
         raise RuntimeError("the request under test shared no step, or stood first in one: there was no crowd before it")
+    if stream.adopted[1] > shared:
+        raise RuntimeError(
+            f"{stream.adopted[1]} positions were adopted, and under the request's own salt there are {shared}: KV of "
+            "another request"
+        )
     if arm.hit and not stream.cached_tokens:
         return attrs.evolve(stream, missing=_no_hit(result))
     if arm.letter == "c" and not stream.paged_launches:

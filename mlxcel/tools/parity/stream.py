@@ -11,7 +11,7 @@ import attrs
 from mlxcel.tools.parity.watch import Company
 
 Candidates = tuple[tuple[int, float], ...]
-"""The two best of a step as (id, score), best first; fewer where no more could be drawn."""
+"""The best of a step as (id, score), best first; fewer where no more could be drawn."""
 
 
 class NotAvailable(StrEnum):
