@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rounds.records import of_kind, read_records
+from rounds.records import Refused, of_kind, read_records
 from rounds.summary import summarise
 
 from mlxcel.tools.regression import BETTER
@@ -109,7 +109,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         print("\n".join(rows(given.decision, given.records)))
-    except ValueError as error:
+    except (Refused, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -26,8 +26,8 @@ from rounds.gate import Gate
 from rounds.host import Watch, take_sample
 from rounds.options import Options, parse
 from rounds.processes import VISIBLE
-from rounds.records import Refused, of_kind, read_records
-from rounds.run import Interrupted, Run, say
+from rounds.records import Lost, Refused, of_kind, read_records
+from rounds.run import FAILED, Interrupted, Run, say
 from rounds.summary import summarise
 from rounds.tables import summary_lines
 
@@ -43,6 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Refused as error:
         say(f"error: {error}")
         return REFUSED
+    except Lost as error:
+        say(f"error: {error}")
+        return FAILED
+    except Interrupted as stop:
+        say("interrupted")
+        return 128 + stop.number
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it when it ends
+        say(f"error: stdout cannot be written: {error}")
+        return FAILED
 
 
 def _run(options: Options) -> int:
@@ -59,7 +71,7 @@ def _run(options: Options) -> int:
 def _summarised(options: Options) -> int:
     assert options.summarise is not None
     records = read_records(options.summarise)
-    print(*summary_lines(summarise(records)), sep="\n")
+    print(*summary_lines(summarise(records)), sep="\n", flush=True)
     if options.compare is None:
         return 0
     base, header = read_records(options.compare), of_kind(records, "header")[0]

@@ -124,7 +124,17 @@ def rounds(
     arms = [{"name": f"arm{place}", "flags": flag.split()} for place, flag in enumerate(flags)]
     nulls = [{"name": "arm0-null", "source": "arm0", "flags": arms[0]["flags"]}]
     records: list[dict[str, Any]] = [
-        {"kind": "header", "model": "m", "rounds": count, "arms": arms, "nulls": nulls},
+        {
+            "kind": "header",
+            "bin": ["b"],
+            "model": "m",
+            "rounds": count,
+            "arms": arms,
+            "nulls": nulls,
+            "prompt_tokens": [*deltas],
+            "max_tokens": 128,
+            "extra": [],
+        },
     ]
     for turn in range(count):
         swing = 1 + noise / 100 * (turn - 2) / 2  # from -noise to +noise
@@ -194,6 +204,14 @@ def test_records_that_cannot_decide_it_are_refused(
     written(file, *rounds(flags, {256: (0, 0)}, count=count))
     with pytest.raises(ValueError, match=words):
         decisions.rows(row, [file])
+
+
+def test_a_file_that_is_none_is_refused(
+    decisions: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["decisions.py", "D32", str(tmp_path / "missing")])
+    assert decisions.main() == 2
+    assert "missing cannot be read" in capsys.readouterr().err
 
 
 def test_records_that_lack_a_round_are_refused(decisions: Any, tmp_path: Path) -> None:

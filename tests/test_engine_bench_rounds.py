@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import fcntl
 import importlib
+import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -86,9 +88,10 @@ def test_a_bad_arm_is_refused_and_no_file_is_made(
     [
         ([], "--arm is needed"),
         (["--arm=a=", "--arm=a=--x"], "two arms are named a"),
-        (["--arm=a=", "--rounds=0"], "'0' is no whole number of at least 1"),
+        (["--arm=a=", "--rounds=0"], "'0' is no whole number from 1 to 10000"),
+        (["--arm=a=", "--rounds=99999999999"], "no whole number from 1 to 10000"),
         (["--arm=a=", "--rounds=1.5"], "'1.5' is no whole number"),
-        (["--arm=a=", "--max-tokens=1"], "at least 2"),
+        (["--arm=a=", "--max-tokens=1"], "from 2 to"),
         (["--arm=a=", "--prompt-tokens=8,x"], "'x' is no whole number"),
         (["--arm=a=", "--run-timeout=-1"], "'-1' is no number of at least 0"),
         (["--arm=a=", "--run-timeout=nan"], "'nan' is no number"),
@@ -253,6 +256,97 @@ def test_a_file_of_something_else_is_refused(text: str, main: Main, tmp_path: Pa
     other.write_text(text, encoding="latin-1")
     assert main(["--summarise", str(other)]) == 2
     assert main(["--summarise", str(tmp_path / "missing")]) == 2
+
+
+HEADER = {
+    "kind": "header", "bin": ["b"], "arms": [{"name": "a", "flags": []}], "nulls": [], "rounds": 1,
+    "prompt_tokens": [8], "max_tokens": 4, "extra": [],
+}  # fmt: skip
+ROW = {"kind": "row", "arm": "a", "round": 0, "exit_code": 0, "path": "direct", "batch": 1, "prompt_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "words"),
+    [
+        ({"arms": [{"name": "a"}]}, {}, "line 1: a header without arms that have flags, name"),
+        ({"arms": [{"name": 1, "flags": []}]}, {}, "line 1: a header with arms whose name is no text"),
+        ({"arms": []}, {}, "line 1: a header without arms and a number of rounds"),
+        (
+            {"nulls": [{"name": "a-null", "flags": []}]},
+            {},
+            "line 1: a header without nulls that have flags, name, source",
+        ),
+        ({"rounds": True}, {}, "line 1: a header without arms and a number of rounds"),
+        ({"prompt_tokens": 8}, {}, "line 1: a header whose prompt_tokens is no list"),
+        ({"max_tokens": None}, {}, "line 1: a header without max_tokens"),
+        ({}, {"arm": None}, "line 2: a row without the name of an arm"),
+        ({}, {"round": "0"}, "line 2: a row without the name of an arm and the number of a round"),
+        ({}, {"path": ["direct"]}, "line 2: a row whose path is no single value"),
+    ],
+)
+def test_records_of_another_version_are_refused(
+    header: dict[str, Any], row: dict[str, Any], words: str, main: Main, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Whoever reads them: nothing is computed from half of what they say."""
+    file = tmp_path / "records"
+    records = [{**HEADER, **header}, {**ROW, **row}]
+    kept = [{name: value for name, value in record.items() if value is not None} for record in records]
+    file.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    assert main(["--summarise", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_two_runs_do_not_write_one_file(
+    program: FakeProgram, main: Main, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    arguments = program.arguments(out, "--arm", "a=", "--rounds", "1")
+    assert main(arguments) == 0
+    whole = out.read_text()
+    with out.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert main([*arguments, "--append"]) == 2
+    assert "another run writes to" in capsys.readouterr().err
+    assert out.read_text() == whole
+
+
+def test_a_run_that_added_meanwhile_is_noticed(program: FakeProgram, main: Main, tmp_path: Path) -> None:
+    """Rounds would have the numbers that others have."""
+    out = tmp_path / "out"
+    assert main(program.arguments(out, "--arm", "a=", "--rounds", "1")) == 0
+    run, options = importlib.import_module("rounds.run"), importlib.import_module("rounds.options")
+    asked = options.parse(program.arguments(out, "--append", "--arm", "a="), "")
+    late = run.Run(asked, None, {}, {})
+    with out.open("a") as other:
+        other.write(json.dumps({"kind": "note"}) + "\n")
+    with pytest.raises(importlib.import_module("rounds.records").Refused, match="added to it just now"):
+        late()
+
+
+def test_rounds_go_to_a_file_alone(program: FakeProgram, main: Main, capsys: pytest.CaptureFixture[str]) -> None:
+    """A device may have no end to read."""
+    with pytest.raises(SystemExit) as stop:
+        main(program.arguments(Path("/dev/full"), "--append", "--arm", "a="))
+    assert stop.value.code == 2
+    assert "no file that rounds can be kept in" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_with_3(
+    program: FakeProgram,
+    main: Main,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    records = importlib.import_module("rounds.records")
+
+    def begin(self: Any, *, append: bool) -> None:
+        self._file = Path("/dev/full").open("a")  # noqa: SIM115 (closed where nothing can be written)
+
+    monkeypatch.setattr(records.RecordFile, "begin", begin)
+    assert main(program.arguments(tmp_path / "out", "--arm", "a=", "--rounds", "1")) == 3
+    assert "cannot be written: [Errno 28]" in capsys.readouterr().err
 
 
 # --- processes that fail ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rounds.arms import Arm, parse_arm, with_nulls
 from rounds.host import BUSY
 
 T = TypeVar("T")
+MOST_ROUNDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ def parse(argv: Sequence[str] | None, description: str) -> Options:
         )
     elif not given.out.parent.is_dir():
         parser.error(f"--out {given.out}: there is no folder {given.out.parent}")
+    elif given.out.exists() and not given.out.is_file():
+        parser.error(f"--out {given.out} is no file that rounds can be kept in")
     elif given.out.exists() and not given.append:
         parser.error(f"--out {given.out} exists: --append adds rounds to it; or name another file")
     return Options(
@@ -92,7 +95,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--prompt-tokens", nargs="+", type=_told(_lengths), default=[[256, 8192]], metavar="N")
     add("--max-tokens", type=_told(_whole(2)), default=128, metavar="N")
     add("--extra", type=_told(_words), default=[], metavar="FLAGS", help='of every arm; one alone: --extra="--flag"')
-    add("--rounds", type=_told(_whole(1)), default=5, metavar="N", help="differences need two")
+    add("--rounds", type=_told(_whole(1, MOST_ROUNDS)), default=5, metavar="N", help="differences need two")
     add("--null-every-arm", action="store_true", help="a null arm of each; by itself of the first")
     add("--out", type=Path, metavar="FILE", help="JSON lines")
     add("--append", action="store_true", help="more rounds of the same arms into a file that exists")
@@ -134,11 +137,12 @@ def _lengths(text: str) -> list[int]:
     return [_whole(1)(part) for part in text.split(",")]
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not text.strip().isdecimal() or int(text) < least:
-            raise ValueError(f"{text!r} is no whole number of at least {least}")
-        return int(text)
+        digits = text.strip()
+        if not digits.isdecimal() or len(digits) > len(str(most)) or not least <= int(digits) <= most:
+            raise ValueError(f"{text!r} is no whole number from {least} to {most}")
+        return int(digits)
 
     return read
 

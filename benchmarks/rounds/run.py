@@ -60,7 +60,7 @@ class Run:
         self._check_plan()
         options, code = self._options, 0
         entries = list(schedule(options.arms, range(self._first, self._first + options.rounds)))
-        self._file.begin(append=options.append)
+        self._begin_file()
         try:
             for number, entry in enumerate(entries, 1):
                 say(f"{number} of {len(entries)}: round {entry.round}, {entry.arm.name}")
@@ -164,6 +164,13 @@ class Run:
         for earlier in (self._base, self._records):
             if earlier:
                 check_place(of_kind(earlier, "header")[0], self._header)
+
+    def _begin_file(self) -> None:
+        """Refused where another run has added to it since it was read: the numbers of the rounds would come twice."""
+        self._file.begin(append=self._options.append)
+        if self._records and len(read_records(self._file.path)) != len(self._records):
+            self._file.end()
+            raise Refused(f"{self._file.path}: another run has added to it just now; begin again")
 
     def _write(self, records: Sequence[Record]) -> None:
         """Behind the header, which waits for what the first program tells."""
