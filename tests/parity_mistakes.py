@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlxcel.core import packing
-from mlxcel.core.plan import Piece
+from mlxcel.core.plan import CARRY, Piece
 from mlxcel.plugins.kv.page_pool import PagePool
 from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.plugins.kv.prefix_index import PrefixIndex
@@ -67,6 +67,20 @@ def forgotten_newest(patch: pytest.MonkeyPatch) -> None:
         return right(self, states, positions, [False] * len(states), **more)
 
     patch.setattr(ChainSampler, "pack", wrong)
+
+
+def stale_token(patch: pytest.MonkeyPatch) -> None:
+    """A step that runs ahead is fed the newest token that the host knows, and not the one in flight."""
+    right = packing._token_ids
+
+    def wrong(rows: Any, parts: Any, starts: Any, query_start: np.ndarray) -> np.ndarray:
+        ids = right(rows, parts, starts, query_start)
+        for row, part, first in zip(rows, parts, query_start, strict=False):
+            if not isinstance(part, Piece) and ids[first] == CARRY and row.output:
+                ids[first] = row.output[-1]
+        return ids
+
+    patch.setattr(packing, "_token_ids", wrong)
 
 
 def mixed_seeds(patch: pytest.MonkeyPatch) -> None:

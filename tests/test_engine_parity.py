@@ -229,6 +229,7 @@ def test_a_skipped_penalty_shows_in_the_crowd_and_in_the_case_that_has_penalties
         (mistakes.forgotten_chunks, "seeded", "chunk", ["diverge"]),
         (mistakes.no_breakers, "seeded", "client", ["diverge"]),
         (mistakes.forgotten_newest, "ahead", "client", ["diverge"]),
+        (mistakes.stale_token, "ahead", "client", ["diverge"]),
         (mistakes.mixed_seeds, "ahead", "batch", ["diverge"]),
         (mistakes.written_while_shared, "greedy", "cache", ["identical", "diverge"]),
     ],

@@ -28,7 +28,13 @@ def run_direct(
     """`score` as in `run_arm`. Raises what kept the request from its end, KeyboardInterrupt too."""
     spec = request_spec(setup, model, case)
     watch.follow(spec.prompt_ids)
-    result = generate(model.engine, spec, planner=model.planner, observers=model.observers)
+    result = generate(
+        model.engine,
+        spec,
+        planner=model.planner,
+        observers=model.observers,
+        run_ahead=case != "ahead" and not setup.config.force_sync,
+    )
     if result.cause == "cancelled":
         raise KeyboardInterrupt
     stream = stream_of(arm, case, model, watch, result)

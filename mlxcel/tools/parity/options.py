@@ -13,7 +13,7 @@ GROUPS: Final = ("client", "storage", "cache", "chunk", "batch", "backend")
 
 CASES: Final = ("greedy", "seeded", "ahead")
 """`ahead` is `seeded` without DRY, which has to see a token before the next step can be made: with it no step runs
-ahead."""
+ahead. The direct client reads each step there before the next one begins, so that others are compared with that."""
 
 PROMPT_TOKENS: Final = 640
 MAX_TOKENS: Final = 64
