@@ -8,21 +8,27 @@ import pytest
 from test_standard_block import MODELS, SMALL
 
 from mlxcel.core.kv import KVLayout
+from mlxcel.core.plan import CARRY
 from mlxcel.testing.random_checkpoint import random_checkpoint
 from mlxcel_jax_cuda import persistent_decode
 from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights, Shapes
+from mlxcel_jax_cuda.forward import forward
 from mlxcel_jax_cuda.fused_decode import forward_block, fused_block
+from mlxcel_jax_cuda.kernels.attention_schedule import make_schedule
 from mlxcel_jax_cuda.kernels.persistent_reference import step_reference
-from mlxcel_jax_cuda.launch import Fields
+from mlxcel_jax_cuda.kernels.row_products_weight import Weight, embedding_rows
+from mlxcel_jax_cuda.kernels.step_begin import Begun, Buffer, Pages, Planned, begin_step, item_fields
+from mlxcel_jax_cuda.launch import Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
 from mlxcel_jax_cuda.persistent_decode import form, persistent_step
+from mlxcel_jax_cuda.standard_steps import begin
 
 TOLERANCE = 1e-2
 """Relative, of norms: the same formulas in two programs, which round to bf16 at the same places from sums in another
 order; two layers carry that on."""
 
-PAGE_SIZE, PAGES = 64, 23
+PAGE_SIZE, PAGES, SLOTS = 64, 23, 11
 LENGTHS = (1, 130, 64, 0, 65, 128, 0, 7)
 """Positions of each of eight rows with this token; 0 for padding."""
 
@@ -65,17 +71,38 @@ def arrays_of(model, tied, draws):
     return weights, (draw(*pool), draw(*pool))
 
 
-def fields_of(model, draws):
+def launch_of(model, draws):
+    """The shape and the buffer of a launch; some tokens are those that the device has drawn."""
+    shape = Shape(rows=8, width=1, logits=8, pages=4)
+    buffer = shape.padding(SLOTS)
+    fields = shape.cut(buffer)
     tables = np.full((8, 4), -1, np.int32)  # of whole blocks of 128 positions
     numbers = iter(draws.permutation(PAGES))
     for row, length in enumerate(LENGTHS):
         for place in range(-(-length // PAGE_SIZE)):
             tables[row, place] = next(numbers)
-    lengths = np.array(LENGTHS, np.int32)
-    ids = draws.integers(0, model.block.vocab_size, 8).astype(np.int32)
-    nothing = np.zeros(8, np.int32)
-    given = ids[:, None], lengths[:, None] - 1, lengths, np.arange(8, dtype=np.int32), nothing, nothing + 1
-    return Fields(*map(jnp.asarray, (*given, np.arange(8, dtype=np.int32), tables)))
+    fields.token_ids[:, 0] = draws.integers(0, model.block.vocab_size, 8)
+    fields.token_ids[1:3] = CARRY
+    fields.positions[:, 0], fields.seq_lens[:] = np.array(LENGTHS) - 1, LENGTHS
+    fields.slots[:], fields.page_tables[:] = draws.permutation(SLOTS)[:8], tables
+    return shape, buffer
+
+
+def begun_by_formulas(buffer, last_tokens, embed, gains, *, packed, at, pages):
+    """`begin_step`, of what it alone is given."""
+
+    def cut(first, *shape):
+        return buffer[first : first + int(np.prod(shape))].reshape(shape)
+
+    ids, positions, lengths = cut(at.token_ids, 8), cut(at.positions, 8), cut(at.seq_lens, 8)
+    ids = jnp.maximum(jnp.where(ids == at.carry, last_tokens[cut(at.slots, 8)], ids), 0)
+    tables = cut(at.page_tables, 8, at.pages)
+    rows = embed[ids] if packed is None else embedding_rows(embed, ids, packed)
+    schedule = make_schedule(tables, lengths, num_pages=pages.count, page_size=pages.page_size, kv_heads=pages.kv_heads)
+    place = jnp.maximum(positions, 0)
+    page = jnp.take_along_axis(tables, place[:, None] // pages.page_size, axis=1)[:, 0]
+    page = jnp.where(positions >= 0, page, -1)
+    return Begun(*begin(rows, gains[0], jnp.bfloat16)), Planned(page, place % pages.page_size, schedule)
 
 
 def by_formulas(step, stacked, tokens, keys, values, schedule):
@@ -91,18 +118,20 @@ QUICK = ("llama, untied", "qwen2", "qwen3")
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
 def test_a_step_as_one_kernel_gives_what_its_launches_give(name, monkeypatch):
     """Rows of one and three pages and of whole ones, two of padding; KV of both layers, and logits."""
+    monkeypatch.setattr(persistent_decode, "begin_step", begun_by_formulas)
     monkeypatch.setattr(persistent_decode, "decode_step", by_formulas)
     whole, launches = model_of(name, HOPPER), model_of(name, FORMULAS)
-    assert persistent_step(whole, 8) is not None
     draws = np.random.default_rng(5)
     weights, pools = arrays_of(whole, whole.config.tied, draws)
-    fields = fields_of(whole, draws)
-    ids = fields.token_ids[:, 0]
+    shape, buffer = launch_of(whole, draws)
+    fields = shape.cut(buffer)
+    assert persistent_step(whole, shape) is not None
+    last = jnp.asarray(draws.integers(0, whole.block.vocab_size, SLOTS + 1), jnp.int32)
 
     def run(model):
-        return jax.jit(lambda w, kv, fields: forward_block(model, fields, ids, w, kv))(weights, pools, fields)
+        return forward(model, shape, weights, tuple(map(jnp.copy, pools)), last, buffer)
 
-    (found_kv, found), (kv, logits) = run(whole), run(launches)
+    (found_kv, found, _), (kv, logits, _) = run(whole), run(launches)
     real = np.array(LENGTHS) > 0
     pairs = [(found[real], logits[real]), *zip(found_kv, kv, strict=True)]
     for got, exact in pairs:
@@ -115,15 +144,19 @@ def test_a_step_as_one_kernel_gives_what_its_launches_give(name, monkeypatch):
 
 def test_the_form_of_a_decode_is_said():
     """Other widths of a launch, other devices, what the kernel cannot do, and layers that somebody looks at."""
-    whole = model_of("llama", HOPPER)
-    assert persistent_step(whole, 16) is None
+    whole, eight = model_of("llama", HOPPER), Shape(rows=8, width=1, logits=8, pages=4)
+    assert persistent_step(whole, eight) is not None
+    assert persistent_step(whole, attrs.evolve(eight, rows=16, logits=16)) is None
+    assert persistent_step(whole, attrs.evolve(eight, rows=1, width=8)) is None
     assert "one kernel on 132 multiprocessors" in form(whole)
-    assert persistent_step(model_of("llama", FORMULAS), 8) is None
+    assert persistent_step(model_of("llama", FORMULAS), eight) is None
     assert "formulas" in form(model_of("llama", FORMULAS))
     other = model_of("llama", HOPPER, page_size=32)
-    assert persistent_step(other, 8) is None
+    assert persistent_step(other, eight) is None
     assert "page_size=32" in form(other)
-    assert form(model_of("llama", attrs.evolve(HOPPER, watched=True))) == "op by op"
+    watched = model_of("llama", attrs.evolve(HOPPER, watched=True))
+    assert persistent_step(watched, eight) is None
+    assert form(watched) == "op by op"
 
 
 @pytest.mark.parametrize(
@@ -146,3 +179,43 @@ def test_every_launch_of_a_block_lowers_for_cuda(rows, width, wanted):
     assert text.count("tf.aliasing_output") == 2
     tiled = width > 1 or rows > 32
     assert text.count("custom_call @mosaic_gpu") >= (8 if tiled else 5)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "count", "row_pages", "lengths"),
+    [
+        (64, 23, 8, (1, 130, 64, 0, 257, 512, 0, 256)),
+        (128, 900, 66, (8448, 1, 0, 300, 256, 257, 8000, 4096)),
+        (512, 8, 1, (512, 511, 257, 256, 1, 0, 0, 0)),
+        (128, 6, 8, (1024, 1024, 1024, 1000, 999, 513, 700, 1024)),  # rows that share pages: more blocks than items
+    ],
+)
+def test_the_items_of_a_step_are_those_of_the_schedule(page_size, count, row_pages, lengths):
+    """In the scalars that a kernel has, one item at a time; of more items than are used too."""
+    tables = np.random.default_rng(4).integers(count, size=(8, row_pages)).astype(np.int32)
+    lengths, pages = np.array(lengths, np.int32), Pages(count, page_size, 4)
+    wanted = make_schedule(tables, lengths, num_pages=count, page_size=page_size, kv_heads=4)
+    given, held = list(map(jnp.int32, lengths)), jnp.asarray(tables)
+
+    @jax.jit
+    @jax.vmap
+    def of_item(item):
+        fields, rows = item_fields(item, given, lambda row, number: held[row, number], pages, row_pages)
+        return jnp.stack(fields), jnp.array(rows)
+
+    work, rows = of_item(jnp.arange(pages.items(row_pages), dtype=jnp.int32))
+    np.testing.assert_array_equal(work, wanted.work)
+    np.testing.assert_array_equal(rows[0], wanted.rows)
+
+
+@pytest.mark.parametrize("packed", [Weight(512, 256), None], ids=["tiles", "matrix"])
+def test_the_begin_of_a_step_lowers_for_cuda_as_one_kernel(packed):
+    at = Buffer(token_ids=0, positions=64, seq_lens=128, slots=192, page_tables=448, pages=66, carry=CARRY)
+
+    def run(buffer, last, embed, gains):
+        return begin_step(buffer, last, embed, gains, packed=packed, at=at, pages=Pages(4096, 128, 8))
+
+    int32 = [jax.ShapeDtypeStruct((size,), jnp.int32) for size in (1200, 12)]
+    embed = jax.ShapeDtypeStruct((512, 256) if packed is None else packed.packed_shape, jnp.bfloat16)
+    traced = jax.jit(run).trace(*int32, embed, jax.ShapeDtypeStruct((5, 256), jnp.float32))
+    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 1

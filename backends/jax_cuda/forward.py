@@ -15,6 +15,7 @@ from mlxcel_jax_cuda.drawing import DrawShape, Found, LastDrawn, drawn
 from mlxcel_jax_cuda.fused_decode import by_block, forward_block, runs_fused
 from mlxcel_jax_cuda.launch import Shape
 from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.persistent_decode import decode_at_once, persistent_step
 from mlxcel_jax_cuda.storage import Leaves
 from mlxcel_jax_cuda.tiles import forward_by_tiles
 from mlxcel_jax_cuda.watch import of_rows
@@ -27,7 +28,10 @@ def _forward(
     model: Model, shape: Shape, weights: Read, kv: Leaves, last_tokens: jax.Array, buffer: jax.Array
 ) -> tuple[Leaves, jax.Array, jax.Array | None]:
     """One launch: the KV as it leaves it, logits float32 [R, V], and where layers are watched int32 [S], the first one
-    that was not finite. last_tokens int32 [slots + 1]."""
+    that was not finite. last_tokens int32 [slots + 1]; the launch's buffer may have more behind it."""
+    whole = persistent_step(model, shape)
+    if isinstance(weights, BlockWeights) and model.block is not None and whole is not None:
+        return *decode_at_once(whole, model.block, shape, weights, (kv[0], kv[1]), last_tokens, buffer), None
     fields = shape.cut(buffer)
     own = jnp.broadcast_to(last_tokens[fields.slots][:, None], fields.token_ids.shape)
     token_ids = jnp.where(fields.token_ids == CARRY, own, fields.token_ids).reshape(-1)
@@ -65,7 +69,7 @@ def forward_and_draw(
     buffer: jax.Array,
 ) -> tuple[Leaves, LastDrawn, Found]:
     """The bits of `forward` and `draw` behind one another. buffer: that of the launch and then that of the draw."""
-    kv, logits, _ = _forward(model, shape, weights, kv, last.tokens, buffer[: shape.size])
+    kv, logits, _ = _forward(model, shape, weights, kv, last.tokens, buffer)
     # Nothing of the draw may be fused into what makes the logits, where they are not a kernel's.
     logits = lax.optimization_barrier(logits)  # type: ignore[no-untyped-call]
     last, found = drawn(drawing, logits, last, buffer[shape.size :])

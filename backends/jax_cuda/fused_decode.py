@@ -1,4 +1,4 @@
-"""A launch of a standard block: a decode of up to 8 rows as one kernel, any other by fused steps, launches a layer.
+"""A launch of a standard block by fused steps, a few launches a layer; `persistent_decode` has it as one kernel.
 
 Whichever it is, a token comes to the same bits: products add in an order that the weight alone fixes, attention in one
 that the row's own length fixes, and between them stand the same expressions.
@@ -19,7 +19,6 @@ from mlxcel_jax_cuda.kernels import row_products_stream
 from mlxcel_jax_cuda.launch import NOWHERE, Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
-from mlxcel_jax_cuda.persistent_decode import decode_at_once, persistent_step
 from mlxcel_jax_cuda.standard_block import Attend, decode
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
 from mlxcel_jax_cuda.standard_steps import PlainSteps, Pools, Steps
@@ -53,15 +52,12 @@ def by_block(model: Model) -> bool:
 def forward_block(
     model: Model, fields: Fields, token_ids: jax.Array, weights: BlockWeights, kv: Leaves
 ) -> tuple[Leaves, jax.Array]:
-    """The KV with the tokens of a launch, and logits float32 [R, V]. token_ids int32 [T]."""
+    """The KV with the tokens of a launch by fused steps, and logits float32 [R, V]. token_ids int32 [T]."""
     described, sms = model.block, model.numerics.hopper
     if described is None:
         raise RuntimeError("this model is no standard block")
     keys, values = kv
     rows, width = fields.positions.shape
-    whole = persistent_step(model, rows) if width == 1 else None
-    if whole is not None:
-        return decode_at_once(whole, described, fields, token_ids, weights, (keys, values))
     few = width == 1 and rows in FEW
     if sms and not few:
         fields, token_ids = _padded(fields, token_ids)

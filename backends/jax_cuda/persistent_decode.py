@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from mlxcel.core.family import StandardBlock
 from mlxcel.core.kv import KVLayout
+from mlxcel.core.plan import CARRY
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
-from mlxcel_jax_cuda.kernels.attention_schedule import make_schedule
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_step import Stacked, Tokens, decode_step
-from mlxcel_jax_cuda.launch import Fields
+from mlxcel_jax_cuda.kernels.step_begin import Buffer, Pages, begin_step
+from mlxcel_jax_cuda.launch import Fields, Shape
 from mlxcel_jax_cuda.model import Model
-from mlxcel_jax_cuda.standard_block import begin_rows
+from mlxcel_jax_cuda.standard_block import turns
+from mlxcel_jax_cuda.standard_hopper import embedding, packed
 from mlxcel_jax_cuda.standard_steps import Pools
 
 ROWS = COLUMNS
@@ -41,9 +45,10 @@ def form(model: Model) -> str:
     )
 
 
-def persistent_step(model: Model, rows: int) -> Step | None:
-    """The step of a launch of so many rows, None where it is none."""
-    if model.block is None or rows != ROWS or not model.numerics.hopper:
+def persistent_step(model: Model, shape: Shape) -> Step | None:
+    """The step of a launch, None where it is none."""
+    fits = shape.width == 1 and shape.rows == ROWS and not model.numerics.watched
+    if model.block is None or not fits or not model.numerics.hopper:
         return None
     try:
         return step_of(model.block, model.layout, model.numerics.hopper)
@@ -54,22 +59,33 @@ def persistent_step(model: Model, rows: int) -> Step | None:
 def decode_at_once(
     step: Step,
     block: StandardBlock,
-    fields: Fields,
-    token_ids: jax.Array,
+    shape: Shape,
     weights: BlockWeights,
     pools: Pools,
+    last_tokens: jax.Array,
+    buffer: jax.Array,
 ) -> tuple[Pools, jax.Array]:
-    """As `standard_block.decode`, of 8 rows."""
-    carried, rows = begin_rows(
-        block, Shapes.of(block), weights, token_ids, fields.positions[:, 0], fields.page_tables, step.page_size
+    """The KV with one more token of each of 8 rows, and logits float32 [8, V]. last_tokens and buffer as a launch has
+    them."""
+    shapes = Shapes.of(block)
+    begun, planned = begin_step(
+        buffer,
+        last_tokens,
+        embedding(weights),
+        weights.gains,
+        packed=packed(shapes, weights),
+        at=places_of(shape),
+        pages=Pages(step.pages, step.page_size, step.kv_heads),
     )
-    schedule = make_schedule(
-        fields.page_tables,
-        fields.seq_lens,
-        num_pages=step.pages,
-        page_size=step.page_size,
-        kv_heads=step.kv_heads,
-    )
+    cos, sin = turns(block, jnp.maximum(shape.cut(buffer).positions[:, 0], 0))
     stacked = Stacked(weights.tiles, weights.head, weights.gains, weights.bias, weights.head_gains)
-    made = decode_step(step, stacked, Tokens(*carried, *rows), *pools, schedule)
+    tokens = Tokens(begun.x, begun.scaled, begun.squares, cos, sin, planned.page, planned.place)
+    made = decode_step(step, stacked, tokens, *pools, planned.schedule)
     return (made.keys, made.values), made.logits
+
+
+def places_of(shape: Shape) -> Buffer:
+    """Where the parts of a launch's buffer begin."""
+    first = Fields(*(int(part.flat[0]) for part in shape.cut(np.arange(shape.size))))
+    at = {name: getattr(first, name) for name in ("token_ids", "positions", "seq_lens", "slots", "page_tables")}
+    return Buffer(**at, pages=shape.pages, carry=CARRY)

@@ -9,15 +9,12 @@ of which there are three sets: kernels for Hopper, for few tokens and for many, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
-from mlxcel_jax_cuda.kernels.row_products_weight import embedding_rows
-from mlxcel_jax_cuda.kernels.sizes import TILE
 from mlxcel_jax_cuda.standard_steps import Carried, Pools, Rows, Steps
 
 Attend = Callable[[jax.Array, Pools, int], jax.Array]
@@ -59,7 +56,8 @@ def decode(
     positions [N] int32, -1 for a token that is padding: it is written nowhere.   page_tables [N, P] int32, of the row
     of each token.
     """
-    carried, rows = begin_rows(block, shapes, weights, token_ids, positions, page_tables, pools[0].shape[2])
+    rows = rows_of(block, positions, page_tables, pools[0].shape[2])
+    carried = steps.begin(shapes, weights, token_ids)
     for layer in range(block.layers):
         q, pools = steps.qkv(block, shapes, weights, layer, carried, rows, pools)
         carried = steps.residual("o", shapes, weights, layer, attend(q, pools, layer), carried.x)
@@ -68,28 +66,3 @@ def decode(
     if wanted is not None:
         carried = Carried(carried.x[:, wanted], carried.scaled[wanted], carried.squares[:, wanted])
     return pools, steps.logits(shapes, weights, carried, block.eps)
-
-
-def begin_rows(
-    block: StandardBlock,
-    shapes: Shapes,
-    weights: BlockWeights,
-    token_ids: jax.Array,
-    positions: jax.Array,
-    page_tables: jax.Array,
-    page_size: int,
-) -> tuple[Carried, Rows]:
-    """What goes before the first layer."""
-    ids = jnp.maximum(token_ids, 0)
-    embedded = embedding_rows(weights.head, ids, shapes.unembed) if weights.embed is None else weights.embed[ids]
-    carried = begin(embedded, weights.gains[0], weights.tiles.dtype)
-    return carried, rows_of(block, positions, page_tables, page_size)
-
-
-def begin(embedded: jax.Array, gain: jax.Array, dtype: Any) -> Carried:
-    """What the first norm needs of the embeddings [N, D]. Squares are added in a tree, so that N cannot show in it."""
-    x = embedded.astype(jnp.float32)
-    squares = (x * x).reshape(len(x), -1, TILE)
-    while squares.shape[2] > 1:
-        squares = squares[..., : squares.shape[2] // 2] + squares[..., squares.shape[2] // 2 :]
-    return Carried(x.T, (x * gain).astype(dtype), squares[..., 0].T)

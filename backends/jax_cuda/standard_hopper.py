@@ -8,10 +8,22 @@ import jax.numpy as jnp
 
 from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
+from mlxcel_jax_cuda.kernels import step_begin
 from mlxcel_jax_cuda.kernels.layers import layer_operand
 from mlxcel_jax_cuda.kernels.row_products_ends import End, Gate, Heads, Residual, Store
 from mlxcel_jax_cuda.kernels.row_products_stream import stream
+from mlxcel_jax_cuda.kernels.row_products_weight import Weight
 from mlxcel_jax_cuda.standard_steps import NORM_BEHIND, Carried, Pools, Rows
+
+
+def embedding(weights: BlockWeights) -> jax.Array:
+    """What embeddings are read from."""
+    return weights.head if weights.embed is None else weights.embed
+
+
+def packed(shapes: Shapes, weights: BlockWeights) -> Weight | None:
+    """Whose tiles the embedding's are, where the head is the embedding too."""
+    return shapes.unembed if weights.embed is None else None
 
 
 def heads_end(
@@ -30,6 +42,9 @@ class HopperSteps:
     """By the kernels: bf16 weights and activations, float32 sums. One launch each."""
 
     sms: int
+
+    def begin(self, shapes: Shapes, weights: BlockWeights, ids: jax.Array) -> Carried:
+        return Carried(*step_begin.begin(ids, embedding(weights), weights.gains, packed=packed(shapes, weights)))
 
     def qkv(
         self,

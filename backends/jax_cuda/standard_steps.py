@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import attrs
 import jax
@@ -11,7 +11,13 @@ from jax import lax
 
 from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
-from mlxcel_jax_cuda.kernels.row_products_weight import Weight, natural_rows, own_tiles, product_reference
+from mlxcel_jax_cuda.kernels.row_products_weight import (
+    Weight,
+    embedding_rows,
+    natural_rows,
+    own_tiles,
+    product_reference,
+)
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 Pools = tuple[jax.Array, jax.Array]
@@ -40,6 +46,10 @@ class Rows(NamedTuple):
 
 class Steps(Protocol):
     """What `standard_block.decode` runs. N rows; arrays [N, …] but for `Carried`."""
+
+    def begin(self, shapes: Shapes, weights: BlockWeights, ids: jax.Array) -> Carried:
+        """The embeddings of ids [N], ready for the first norm."""
+        ...
 
     def qkv(
         self,
@@ -77,6 +87,11 @@ NORM_BEHIND = {"o": 1, "down": 2}
 @attrs.frozen
 class PlainSteps:
     """The formulas of the kernels by jnp, in whatever type weights and activations have."""
+
+    def begin(self, shapes: Shapes, weights: BlockWeights, ids: jax.Array) -> Carried:
+        ids = jnp.maximum(ids, 0)
+        embedded = embedding_rows(weights.head, ids, shapes.unembed) if weights.embed is None else weights.embed[ids]
+        return begin(embedded, weights.gains[0], weights.tiles.dtype)
 
     def qkv(
         self,
@@ -124,6 +139,13 @@ class PlainSteps:
 
     def logits(self, shapes: Shapes, weights: BlockWeights, carried: Carried, eps: float) -> jax.Array:
         return _normed_product(shapes.unembed, weights.head, carried, eps)
+
+
+def begin(embedded: jax.Array, gain: jax.Array, dtype: Any) -> Carried:
+    """What the first norm needs of embeddings [N, D]."""
+    x = embedded.astype(jnp.float32)
+    squares = (x * x).reshape(len(x), -1, TILE).sum(axis=2)
+    return Carried(x.T, (x * gain).astype(dtype), squares.T)
 
 
 def _normed_product(weight: Weight, tiles: jax.Array, carried: Carried, eps: float) -> jax.Array:

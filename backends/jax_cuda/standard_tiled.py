@@ -29,6 +29,9 @@ class TiledSteps:
 
     sms: int
 
+    def begin(self, shapes: Shapes, weights: BlockWeights, ids: jax.Array) -> Carried:
+        return HopperSteps(self.sms).begin(shapes, weights, ids)
+
     def qkv(
         self,
         block: StandardBlock,

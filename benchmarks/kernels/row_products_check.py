@@ -35,7 +35,7 @@ from mlxcel_jax_cuda.kernels.row_products_sweep import EARLY, WEIGHTS, draw, tim
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, product_reference
 from mlxcel_jax_cuda.launch import Fields
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
-from mlxcel_jax_cuda.standard_steps import Carried, PlainSteps, Pools
+from mlxcel_jax_cuda.standard_steps import Carried, PlainSteps, Pools, begin
 
 CHECK_SECONDS = 150
 FIRST_TOKENS = (1, 8, 9, 17, 64, 65, 256)
@@ -218,7 +218,7 @@ def check_steps(name: str, columns: int) -> list[dict[str, Any]]:
     rows = place_rows(block, np.arange(columns - 1), columns, 3)
     where = standard_block.rows_of(block, jnp.asarray(rows["positions"]), jnp.asarray(rows["tables"]), PAGE_SIZE)
     x = draw(5, (columns, D), 1.0).astype(jnp.float32)
-    carried: Carried = standard_block.begin(x, weights.gains[2 * at], jnp.bfloat16)
+    carried = begin(x, weights.gains[2 * at], jnp.bfloat16)
     hopper, plain = HopperSteps(jax.devices()[0].core_count), PlainSteps()
     o_in, down_in = draw(6, (columns, shapes.o.depth), 1.0), draw(7, (columns, shapes.down.depth), 1.0)
     found: list[dict[str, Any]] = []

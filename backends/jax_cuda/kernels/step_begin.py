@@ -1,0 +1,257 @@
+"""What goes before the first layer: embeddings, ready for the first norm; and of a step of 8 rows everything, at once.
+
+A program of XLA's for each of these small arrays is a launch of its own, nine in all, each about as long as it takes to
+begin one. Squares are summed as `row_products_ends.Residual` sums them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from mlxcel_jax_cuda.kernels.attention import BLOCK, SLOT
+from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, Schedule, capacity
+from mlxcel_jax_cuda.kernels.mosaic import (
+    TRANSPOSED,
+    WGMMA,
+    along,
+    launch,
+    load,
+    plgpu,
+    shaped,
+    store,
+    store_tokens,
+)
+from mlxcel_jax_cuda.kernels.row_products_weight import Weight
+from mlxcel_jax_cuda.kernels.sizes import TILE
+
+ROWS = 8
+"""Tokens of a block of threads, and rows of a step."""
+
+
+class Begun(NamedTuple):
+    """As `standard_steps.Carried`, of N tokens."""
+
+    x: jax.Array  # [D, N] float32
+    scaled: jax.Array  # [N, D] bf16
+    squares: jax.Array  # [D/64, N] float32
+
+
+class Planned(NamedTuple):
+    """Where the rows of a step are, and who attends to what."""
+
+    page: jax.Array  # [8] int32, -1 for a row that is padding
+    place: jax.Array  # [8] int32, on its page
+    schedule: Schedule
+
+
+@attrs.frozen
+class Buffer:
+    """Where things lie in the host buffer of a launch, in words."""
+
+    token_ids: int
+    positions: int
+    seq_lens: int
+    slots: int
+    page_tables: int
+    pages: int  # of a row
+    carry: int  # the token id of a row whose token the device has drawn
+
+
+@attrs.frozen
+class Pages:
+    """Of one layer."""
+
+    count: int
+    page_size: int
+    kv_heads: int
+
+    def items(self, row_pages: int) -> int:
+        """Of a step's schedule; see `capacity`."""
+        return capacity(ROWS, -(-row_pages * self.page_size // BLOCK), self.count * self.page_size)
+
+
+def item_fields(item: Any, lengths: list[Any], table: Callable[[Any, Any], Any], pages: Pages, row_pages: int) -> Any:
+    """([fields of an item], [(first item, items) of each row]) of the schedule that `make_schedule` makes, in scalars.
+
+    lengths: of the rows; table(row, n): the n-th page of a row.
+    """
+    items, int32 = pages.items(row_pages), jnp.int32
+    blocks = [lax.div(length + (BLOCK - 1), int32(BLOCK)) for length in lengths]
+    share = blocks
+    if items < ROWS * -(-row_pages * pages.page_size // BLOCK):
+        fit = functools.reduce(jnp.add, blocks) <= items
+        share = [jnp.where(fit, own, jnp.minimum(own, items // ROWS)) for own in blocks]
+    ends = [functools.reduce(jnp.add, share[: row + 1]) for row in range(ROWS)]
+    row = functools.reduce(jnp.add, [jnp.where(end <= item, int32(1), int32(0)) for end in ends])
+    row = jnp.minimum(row, ROWS - 1)
+
+    def of_row(values: list[Any]) -> Any:
+        found = values[0]
+        for number in range(1, ROWS):
+            found = jnp.where(row == number, values[number], found)
+        return found
+
+    length = of_row(lengths)
+    place, merged = item - (of_row(ends) - of_row(share)), of_row(blocks) - of_row(share)
+    key = jnp.where(place == 0, int32(0), place + merged) * BLOCK
+    fields = [row, key, jnp.where(place == 0, merged + 1, int32(1)), length]
+    for begin in range(0, BLOCK, min(pages.page_size, SLOT)):
+        position = key + begin
+        page = table(row, jnp.clip(lax.div(position, int32(pages.page_size)), 0, row_pages - 1))
+        pool_row = page * (pages.kv_heads * pages.page_size) + lax.rem(position, int32(pages.page_size))
+        fields.append(jnp.where(position < length, pool_row, int32(0)))
+    return fields, [(end - own, own) for end, own in zip(ends, share, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnames=("packed",))
+def begin(ids: jax.Array, embed: jax.Array, gains: jax.Array, *, packed: Weight | None) -> Begun:
+    """ids [N] int32, N a multiple of 8. embed: bf16 [V, D], or the tiles of a `packed` one. gains [G, D] float32, of
+    which the first norm's is the first."""
+    N, D = len(ids), gains.shape[1]
+    if N % ROWS or not N:
+        raise ValueError(f"{N} tokens: they must be a multiple of {ROWS}")
+
+    def kernel(ids_g: Any, embed_g: Any, gains_g: Any, *refs: Any) -> None:
+        part, first = lax.axis_index("part"), lax.axis_index("tokens") * ROWS
+        _embed([ids_g[first + n] for n in range(ROWS)], part, first, embed_g, gains_g, packed, *refs)
+
+    made = launch(
+        kernel,
+        _begun(N, D),
+        _scratch(),
+        *(ids, embed, gains),
+        grid=(D // TILE, N // ROWS),
+        grid_names=("part", "tokens"),
+        num_threads=1,
+        thread_name="thread",
+    )
+    return Begun(*made)
+
+
+@functools.partial(jax.jit, static_argnames=("packed", "at", "pages"))
+def begin_step(
+    buffer: jax.Array,
+    last_tokens: jax.Array,
+    embed: jax.Array,
+    gains: jax.Array,
+    *,
+    packed: Weight | None,
+    at: Buffer,
+    pages: Pages,
+) -> tuple[Begun, Planned]:
+    """Of a step of 8 rows. buffer int32 of the launch, last_tokens int32 [slots + 1]; others as in `begin`."""
+    D, P, int32 = gains.shape[1], at.pages, jnp.int32
+    items = pages.items(P)
+    blocks, entries = max(items, D // TILE, ROWS), ROWS * P
+    fields = FIELDS + BLOCK // min(pages.page_size, SLOT)
+
+    def kernel(buffer_g: Any, last_g: Any, embed_g: Any, gains_g: Any, *refs: Any) -> None:
+        x_g, scaled_g, squares_g, page_g, place_g, work_g, rows_g, tables_g, *scratch = refs
+        block = lax.axis_index("block")
+
+        def table(row: Any, number: Any) -> Any:
+            return buffer_g[at.page_tables + row * P + number]
+
+        @pl.when(block < D // TILE)
+        def _tokens() -> None:
+            ids = []
+            for row in range(ROWS):
+                asked, own = buffer_g[at.token_ids + row], last_g[buffer_g[at.slots + row]]
+                ids.append(jnp.where(asked == at.carry, own, asked))
+            _embed(ids, block, 0, embed_g, gains_g, packed, x_g, scaled_g, squares_g, *scratch)
+
+        lengths = [buffer_g[at.seq_lens + row] for row in range(ROWS)]
+        own, rows = item_fields(jnp.minimum(block, items - 1), lengths, table, pages, P)
+
+        @pl.when(block < items)
+        def _item() -> None:
+            for number, value in enumerate(own):
+                work_g[block, number] = value.astype(int32)
+
+        @pl.when(block < ROWS)
+        def _row() -> None:
+            position = buffer_g[at.positions + jnp.minimum(block, ROWS - 1)]
+            place = jnp.maximum(position, 0)
+            page = table(jnp.minimum(block, ROWS - 1), lax.div(place, int32(pages.page_size)))
+            page_g[block] = jnp.where(position >= 0, page, int32(-1))
+            place_g[block] = lax.rem(place, int32(pages.page_size))
+
+        for row, (first, count) in enumerate(rows):
+
+            @pl.when(block == row)
+            def _items(row: int = row, first: Any = first, count: Any = count) -> None:
+                rows_g[row, 0], rows_g[row, 1] = first, count
+
+        def entry(n: Any, carry: Any) -> Any:
+            number = block + n * blocks
+
+            @pl.when(number < entries)
+            def _copy() -> None:
+                row, place = lax.div(number, int32(P)), lax.rem(number, int32(P))
+                tables_g[row, place] = jnp.maximum(table(row, place), 0)
+
+            return carry
+
+        lax.fori_loop(0, -(-entries // blocks), entry, 0)
+
+    small = [((ROWS,), jnp.int32), ((ROWS,), jnp.int32), ((items, fields), jnp.int32), ((ROWS, 2), jnp.int32)]
+    made = launch(
+        kernel,
+        [*_begun(ROWS, D), *(shaped(*each) for each in small), shaped((ROWS, P), jnp.int32)],
+        _scratch(),
+        *(buffer, last_tokens, embed, gains),
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=1,
+        thread_name="thread",
+    )
+    x, scaled, squares, page, place, work, rows, tables = made
+    return Begun(x, scaled, squares), Planned(page, place, Schedule(work, rows, tables))
+
+
+def _begun(tokens: int, hidden: int) -> list[Any]:
+    of_squares = shaped((hidden // TILE, tokens), jnp.float32)
+    return [shaped((hidden, tokens), jnp.float32), shaped((tokens, hidden), jnp.bfloat16), of_squares]
+
+
+def _scratch() -> list[Any]:
+    return [plgpu.SMEM((ROWS, TILE), jnp.bfloat16), plgpu.Barrier(num_arrivals=ROWS)]
+
+
+def _embed(
+    ids: list[Any],
+    part: Any,
+    first: Any,
+    embed_g: Any,
+    gains_g: Any,
+    packed: Weight | None,
+    x_g: Any,
+    scaled_g: Any,
+    squares_g: Any,
+    embedded_s: Any,
+    arrived: Any,
+) -> None:
+    """64 dims, the `part`-th, of the tokens from `first` on."""
+    dims, tokens = pl.ds(pl.multiple_of(part * TILE, TILE), TILE), pl.ds(first, ROWS)
+    for place, asked in enumerate(ids):
+        number = jnp.maximum(asked, 0)
+        if packed is None:
+            source = embed_g.at[number, dims]
+        else:
+            tile = lax.div(number, jnp.int32(TILE)) * (packed.depth // TILE) + part
+            source = embed_g.at[tile * TILE + lax.rem(number, jnp.int32(TILE))]
+        plgpu.copy_gmem_to_smem(source, embedded_s.at[place], arrived)
+    gain = load(gains_g.at[0, dims], WGMMA.reduce(1))
+    plgpu.barrier_wait(arrived)
+    x = plgpu.layout_cast(load(embedded_s.T, TRANSPOSED), WGMMA).astype(jnp.float32)
+    store(x_g.at[dims, tokens], x)
+    store_tokens(scaled_g.at[tokens, dims], x * along(gain, ROWS))
+    store(squares_g.at[part, tokens], jnp.sum(x * x, axis=0))
