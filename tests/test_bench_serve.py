@@ -313,6 +313,26 @@ def test_what_comes_behind_a_reply_is_no_fault_of_it() -> None:
     assert stub.connections == 2
 
 
+# --- a server that lies -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [-1, True, 2.0, "2", [2], None, 10**400], ids=lambda told: str(told)[:8])
+def test_a_usage_that_counts_no_tokens_is_not_believed(told: Any) -> None:
+    """Its numbers would be in every sum, and one that no float holds would end the run."""
+    usage = {"prompt_tokens": told, "completion_tokens": told, "prompt_tokens_details": {"cached_tokens": told}}
+    found = measured([(0.5, HEAD + text("a")), (0.5, text("b")), (0.0, event({"choices": [], "usage": usage}) + DONE)])
+    assert (found.fields["completed"], found.fields["count_source"]) == (1, "chunks")
+    assert (found.fields["total_input_tokens"], found.fields["total_output_tokens"]) == (5, 2)
+    assert found.fields["cached_tokens"] is None
+
+
+@pytest.mark.parametrize(("told", "warned"), [(9, 0), (10, 1)])
+def test_more_tokens_than_were_asked_for_are_told(told: int, warned: int) -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": told}
+    found = measured([(0.5, HEAD + text("a")), (0.5, text("b")), (0.0, event({"choices": [], "usage": usage}) + DONE)])
+    assert sum("1 replies have more tokens" in warning for warning in found.fields["warnings"]) == warned
+
+
 # --- failures (8.4, 4) ------------------------------------------------------------------------------------------------
 
 BEGUN: Script = [(0.25, HEAD + text("a")), (0.25, text("b"))]

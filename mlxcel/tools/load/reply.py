@@ -9,6 +9,8 @@ from typing import Any, Final
 import attrs
 
 DONE: Final = b"[DONE]"
+MOST_TOKENS: Final = 2**31 - 1
+"""That a usage is believed to have counted."""
 
 
 @attrs.define
@@ -55,15 +57,13 @@ class Reply:
 
     def tokens(self, name: str) -> int | None:
         """Of `usage`."""
-        value = self.usage.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+        return _count(self.usage.get(name))
 
     @property
     def cached(self) -> int | None:
         """Tokens of the prompt that the server had already, where it says so."""
         details = self.usage.get("prompt_tokens_details")
-        value = details.get("cached_tokens") if isinstance(details, Mapping) else None
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        return _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
 
     def _choices(self, choices: Sequence[Mapping[str, Any]], at: float) -> None:
         """All of one chunk."""
@@ -82,6 +82,11 @@ def _text(choice: Mapping[str, Any]) -> str:
         return "".join(part for part in given if isinstance(part, str))
     text = choice.get("text")
     return text if isinstance(text, str) else ""
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens; None for what cannot be one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None
 
 
 def said(error: Any) -> str:

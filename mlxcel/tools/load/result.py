@@ -89,7 +89,12 @@ def result(options: LoadOptions, facts: Facts, asked: Sequence[Asked], load: Loa
         "finish_reasons": dict(Counter(reason for reply in good for reason in reply.finish_reasons)),
         **_client(options, facts, load, done),
     }
-    fields["warnings"] = list(_warnings(options, facts, fields))
+    overlong = sum(
+        one.source == "usage" and one.output_tokens > prompt.output_len
+        for one, prompt in zip(each, asked, strict=True)
+        if one is not None
+    )
+    fields["warnings"] = list(_warnings(options, facts, fields, overlong))
     return Result(fields, _detail(options, each, asked, load), failures)
 
 
@@ -120,11 +125,14 @@ def _client(options: LoadOptions, facts: Facts, load: Load, done: Sequence[Numbe
     }
 
 
-def _warnings(options: LoadOptions, facts: Facts, fields: dict[str, Any]) -> Iterator[str]:
+def _warnings(options: LoadOptions, facts: Facts, fields: dict[str, Any], overlong: int) -> Iterator[str]:
+    """`overlong` replies have more tokens than they may, if their usage is true."""
     if fields["failed"]:
         yield f"{fields['failed']} of {fields['num_prompts']} requests failed"
     if facts.missed:
         yield f"{facts.missed} prompts have another length than was asked for: no text of just so many tokens was found"
+    if overlong:
+        yield f"{overlong} replies have more tokens, by the server's usage, than were asked for: do not trust the rates"
     if "chunks" in (fields["count_source"] or ""):
         yield "the server tells no usage: a chunk counts as one token; --tokenizer counts what it holds"
     interval = 1000 / options.request_rate
