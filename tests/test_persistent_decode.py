@@ -9,9 +9,12 @@ from test_standard_block import MODELS, SMALL
 
 from mlxcel.core.kv import KVLayout
 from mlxcel.core.plan import CARRY
+from mlxcel.core.source import NoProgress
 from mlxcel.testing.random_checkpoint import random_checkpoint
+from mlxcel_jax_cuda import backend as jax_backend
 from mlxcel_jax_cuda import persistent_decode
 from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights, Shapes
+from mlxcel_jax_cuda.device import DeviceFacts
 from mlxcel_jax_cuda.forward import forward
 from mlxcel_jax_cuda.fused_decode import forward_block, fused_block
 from mlxcel_jax_cuda.kernels.attention_schedule import make_schedule
@@ -179,6 +182,40 @@ def test_every_launch_of_a_block_lowers_for_cuda(rows, width, wanted):
     assert text.count("tf.aliasing_output") == 2
     tiled = width > 1 or rows > 32
     assert text.count("custom_call @mosaic_gpu") >= (8 if tiled else 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "watched", "block", "level"),
+    [
+        ({}, False, True, "R2"),
+        ({"deterministic": True}, False, True, "R2"),
+        ({}, True, True, "R0"),
+        ({"deterministic": True}, True, True, "R1"),
+        ({}, False, False, "R0"),
+        ({"dtype": "float32"}, False, True, "R0"),
+        ({"level": "R0"}, False, True, "R0"),
+    ],
+)
+def test_the_level_rises_with_the_model_that_the_kernels_run(options, watched, block, level, monkeypatch):
+    """P3, V15: as on Hopper; other models, other types and layers that somebody looks at stay where they are."""
+    facts = DeviceFacts("cuda", "some GPU", "9.0", 132)
+    monkeypatch.setattr(jax_backend, "device_facts", lambda device: facts)
+    backend = jax_backend.JaxBackend(device="cpu", **options)
+    if watched:
+        backend.watch_numerics()
+    family, overrides = MODELS["llama"]
+    rows = {} if block else {"vocab_size": 390}
+    checkpoint = random_checkpoint(family(), {**SMALL, "num_hidden_layers": 1, **overrides, **rows})
+    before = backend.caps.level
+    backend.load(family(), family().parse_config(checkpoint), checkpoint, NoProgress())
+    assert (before, backend.caps.level) == ("R1" if options.get("deterministic") else "R0", level)
+    assert bool(backend.caps.prefill_widths) == (level == "R0")
+    assert backend.caps.mixed_steps == (level != "R1")
+    other = jax_backend.JaxBackend(device="cpu", **options)
+    if watched:
+        other.watch_numerics()
+    other.take_weights(backend)
+    assert other.caps == backend.caps
 
 
 @pytest.mark.parametrize(
