@@ -315,14 +315,7 @@ LEFT_OUT: tuple[tuple[str, ...], ...] = (
     ("attention", "barriers", "head"),
     ("attention", "barriers", "products"),
 )
-WINDOWS = (
-    Window(),
-    Window(together=2),
-    Window(behind=2, together=2),
-    Window(own=(("down", 1, 4),)),
-    Window(own=(("gate_up", 3, 0),)),
-    Window(own=(("gate_up", 3, 0), ("down", 1, 4)), together=2),
-)
+WINDOWS = (Window(), Window(2, 2, 0), Window(3, 1, 4), Window(4, 3, 4))
 
 
 def rows(count: int, keys: int) -> list[int]:

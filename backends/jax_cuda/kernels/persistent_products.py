@@ -6,7 +6,6 @@ parts are added in index order, here by the block that owns the row tile, out of
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, loa
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
 from mlxcel_jax_cuda.kernels.persistent_watch import PHASES, Watch
-from mlxcel_jax_cuda.kernels.persistent_words import Exchange, Meanwhile, forget_squares, forget_sums, forget_tokens
+from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -56,7 +55,6 @@ class Products:
     exchange: Exchange
     watch: Watch
     used: Any  # rows up to the last real one
-    weights: Any  # [L * R, 64] bf16, the tiles
     tokens: Any  # [N, token_depth] bf16 in shared memory
     parts: Any  # [2, parts, row tiles, 64, N] float32 in device memory: for even layers and for odd ones
 
@@ -73,10 +71,7 @@ class Products:
         def bring_tokens(part: Any) -> None:
             plgpu.commit_smem()  # all warps have read those before
             first = part * units.part_depth
-            exchange.tokens(
-                *(source.x, first, units.part_depth, self.tokens, self.used, source.run, source.gap),
-                meanwhile=self._spare(name, layer),
-            )
+            exchange.tokens(source.x, first, units.part_depth, self.tokens, self.used, source.run, source.gap)
             plgpu.commit_smem()
             moment("tokens here")
 
@@ -131,20 +126,6 @@ class Products:
 
         return first_step + count * units.steps
 
-    def _spare(self, name: str, layer: Any) -> Meanwhile | None:
-        """Weights of gate_up that the ring has no room for: it holds o's and the first of gate_up's."""
-        step, window = self.step, self.step.window
-        gate_up, o = (step.product_phases[phase] for phase in ("gate_up", "o"))
-        if not window.spare or name not in ("o", "gate_up") or gate_up.count > step.sms:
-            return None
-        row = layer * step.layer_rows + gate_up.row(*gate_up.unit(self.block, jnp.int32(0)))
-        first = step.slots - o.count_of(self.block) * o.steps
-        if name == "gate_up":
-            first = first + window.spare
-        steps = jnp.clip(gate_up.steps - first, 0, window.spare) * gate_up.count_of(self.block)
-        hold = window.hold if name == "o" else 0
-        return Meanwhile(self.weights, row + first * STEP, steps, hold, window.pace)
-
     def _squares(self, squares: Any) -> jax.Array:
         return self.exchange.squares(squares)
 
@@ -174,8 +155,7 @@ class Products:
             finish([[self.parts.at[here, other, first + i] for other in range(others)] for i in range(pair)])
 
     def _product(self, first_step: Any, steps: int) -> jax.Array:
-        ring, behind = self.ring, min(self.step.window.behind, steps)
-        together = self.step.window.together if steps % self.step.window.together == 0 else 1
+        ring = self.ring
 
         def multiply(k: Any, acc: Any) -> None:
             slot = ring.slot(first_step + k)
@@ -190,17 +170,15 @@ class Products:
             plgpu.barrier_arrive(ring.empty.at[ring.slot(first_step + k)])
 
         def scope(acc: Any) -> jax.Array:
-            def some(i: Any, carry: Any) -> Any:
-                for k in [i * together + j for j in range(together)]:
-                    multiply(k, acc)
-                    plgpu.wgmma_wait(behind * STEP // TILE)
-                    pl.when(k >= behind)(functools.partial(release, k - behind))
+            def step(k: Any, carry: Any) -> Any:
+                multiply(k, acc)
+                plgpu.wgmma_wait(STEP // TILE)  # the step before has been read
+                pl.when(k > 0)(lambda: release(k - 1))
                 return carry
 
-            lax.fori_loop(0, steps // together, some, 0)  # no first step apart: instructions are fetched too
+            lax.fori_loop(0, steps, step, 0)  # without its first step apart: instructions are fetched too
             plgpu.wgmma_wait(0)
-            for k in range(steps - behind, steps):
-                release(k)
+            release(steps - 1)
             sums: jax.Array = acc[...]
             return sums
 

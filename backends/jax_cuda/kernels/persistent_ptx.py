@@ -1,4 +1,4 @@
-"""What the persistent step writes in PTX: words in device and in shared memory, addresses, and clocks.
+"""What the persistent step writes in PTX: words in device and in shared memory, and addresses.
 
 All of it runs inside `inline_mgpu`, on values of MLIR, once for each thread of a warpgroup.
 """
@@ -63,16 +63,6 @@ def this_thread() -> Any:
     # Not to be moved out of the layers' loop, with all that is computed from it: registers would not suffice.
     number = llvm.inline_asm(i32, [], "mov.u32 $0, %tid.x;", "=r", has_side_effects=True)
     return arith.andi(number, integer(THREADS - 1))
-
-
-def clock() -> Any:
-    i32 = ir.IntegerType.get_signless(32)
-    return llvm.inline_asm(i32, [], "mov.u32 $0, %clock;", "=r", has_side_effects=True)
-
-
-def into_l2(address: Any, size: int, wanted: Any) -> None:
-    text = f"@$1 cp.async.bulk.prefetch.L2.global [$0], {size};"
-    llvm.inline_asm(ir.Type.parse("!llvm.void"), [address, wanted], text, "l,b", has_side_effects=True)
 
 
 def address_of(ref: Any) -> Any:

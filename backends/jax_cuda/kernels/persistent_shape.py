@@ -41,17 +41,6 @@ class Window:
     wide: int = 3
     narrow: int = 2  # for the first `steps` of a unit: the other warpgroup is likely to be waiting then
     steps: int = 4
-    own: tuple[tuple[str, int, int], ...] = ()  # phase, narrow and steps, where they are others
-    spare: int = 0  # steps of gate_up that a block brings into L2 while it waits for o's tokens, and again for its own
-    hold: int = 6000  # clocks of such a wait before the first: until then the ring itself is being filled
-    pace: int = 900  # clocks between two: as fast as memory gives every block a step
-    rest: int = 0  # nanoseconds between two looks for words that are missing
-    behind: int = 1  # steps of a product that are under way when the next is begun
-    together: int = 1  # steps of a turn of its loop
-
-    def begin(self, phase: str) -> tuple[int, int]:
-        """How many may be under way at first, and for how many steps of a unit that holds."""
-        return next(((narrow, steps) for name, narrow, steps in self.own if name == phase), (self.narrow, self.steps))
 
 
 @attrs.frozen

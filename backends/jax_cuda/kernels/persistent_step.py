@@ -129,11 +129,11 @@ def decode_step(
                 clear(tokens_s)
             begin_together.wait()
 
-            exchange = Exchange(patient, watch if step.watched else None, step.window.rest)
+            exchange = Exchange(patient, watch if step.watched else None)
             used = jnp.int32(0)
             for column in range(N):
                 used = jnp.where(page_g[column] >= 0, column + 1, used)
-            products = Products(step, block, ring, exchange, watch, used, tiles_g, x_s, parts_g)
+            products = Products(step, block, ring, exchange, watch, used, x_s, parts_g)
             attention = Attention(
                 step, work, ring, exchange, watch, heads_g, partials_g, stats_g, mixed_g, queries_s,
                 newest_s, weights_s,

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels.attention import BLOCK
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
-from mlxcel_jax_cuda.kernels.persistent_shape import Step
+from mlxcel_jax_cuda.kernels.persistent_shape import Step, Window
 from mlxcel_jax_cuda.kernels.persistent_watch import Watch
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
@@ -100,11 +100,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
         start(slot, ring.full.at[slot])
         return number + 1, here
 
-    def steps(
-        source: Any, count: Any, row_of: Callable[[Any], Any], begin: tuple[Any, Any, Any], carry: Carry
-    ) -> Carry:
-        narrow, few, wide = begin
-
+    def steps(source: Any, count: Any, row_of: Callable[[Any], Any], window: Window, carry: Carry) -> Carry:
         def fetch(k: Any, carry: Carry) -> Carry:
             row = row_of(k)
 
@@ -114,7 +110,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
                     target = ring.slots.at[slot, pl.ds(i * tile, tile)]
                     plgpu.copy_gmem_to_smem(source.at[rows], target, full)
 
-            return ask(carry, jnp.where(k < few, narrow, wide), start)
+            return ask(carry, jnp.where(k < window.steps, window.narrow, window.wide), start)
 
         asked: Carry = lax.fori_loop(0, count, fetch, carry)
         return asked
@@ -173,9 +169,6 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
 
     def layer(n: Any, carry: Carry) -> Carry:
         def phase(which: Any, carry: Carry) -> Carry:
-            narrow = choose(which, lambda name: window.begin(name)[0])
-            few = choose(which, lambda name: window.begin(name)[1])
-
             def unit(i: Any, carry: Carry) -> Carry:
                 begin = n * step.layer_rows + choose(which, lambda name: phases[name].row(*phases[name].unit(block, i)))
                 turn = choose(
@@ -187,7 +180,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
                     return begin + k * STEP + jnp.where(k >= turn, jump, 0)
 
                 count = choose(which, lambda name: phases[name].steps)
-                return steps(tiles, count, row_of, (narrow, few, window.wide), carry)
+                return steps(tiles, count, row_of, window, carry)
 
             carry = lax.fori_loop(0, choose(which, lambda name: phases[name].count_of(block)), unit, carry)
             watch.asked(n, which)
@@ -198,7 +191,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
 
     carry = lax.fori_loop(0, step.layers, layer, (jnp.int32(0), jnp.int32(0)))
     if "head" not in step.left_out:
-        everything = step.slots, 0, step.slots  # nobody waits for a message beside the head
+        everything = Window(step.slots, step.slots, 0)  # nobody waits for a message beside the head
         units = step.head_units
 
         def tile_of_head(i: Any, carry: Carry) -> Carry:

@@ -31,7 +31,6 @@ from mlxcel_jax_cuda.kernels.mosaic import TILED, TRANSPOSED, WGMMA, plgpu, stor
 from mlxcel_jax_cuda.kernels.persistent_ptx import THREADS, Words
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS
 from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
-from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 arith: Any = _arith  # their stubs know the operations, not the wrappers
@@ -42,7 +41,7 @@ mosaic_utils: Any = _utils
 VALUES = 8
 """bf16 values of the 16 bytes that a thread moves at a time."""
 
-WhenThere = Callable[..., Words]
+WhenThere = Callable[[Callable[[], Words], int], Words]
 """From a reading of so many words: the words, once none is missing."""
 
 
@@ -69,48 +68,21 @@ def forget_squares(ref: Any) -> None:
 
 
 @attrs.frozen
-class Meanwhile:
-    """What is brought into L2 during a wait: `steps` ring steps of weights, one behind the other from `row` on."""
-
-    tiles: Any  # [rows, 64] bf16 in device memory
-    row: Any
-    steps: Any
-    hold: int  # clocks before the first
-    pace: int  # clocks between two
-
-
-@attrs.frozen
 class Exchange:
     """How a block reads what others write. `patient` False takes whatever is there: for measuring alone."""
 
     patient: bool = True
     watch: Watch | None = None
-    rest: int = 0  # nanoseconds between two looks
 
-    def tokens(
-        self,
-        x: Any,
-        first: Any,
-        depth: int,
-        target: Any,
-        used: Any,
-        run: int = 0,
-        gap: int = 0,
-        meanwhile: Meanwhile | None = None,
-    ) -> None:
+    def tokens(self, x: Any, first: Any, depth: int, target: Any, used: Any, run: int = 0, gap: int = 0) -> None:
         """x [N, …] bf16 in device memory, `depth` values of each row from `first` on -> target [N, …] in shared memory,
         tiled for wgmma. Rows from `used` on stay the zeros that they are in target. Behind every `run` values x has
         `gap` more, which are left out. Followed by `commit_smem`."""
         of_row, count = depth // VALUES, depth // THREADS
         alone = -(-of_row // THREADS)  # rounds with chunks of the first row, which is always there
 
-        given = [] if meanwhile is None else [meanwhile.tiles, meanwhile.row, meanwhile.steps]
-
-        @self._inline(
-            *(plgpu.RefType(), plgpu.RefType(TILED), _SCALAR, _SCALAR),
-            *([] if meanwhile is None else [plgpu.RefType(), _SCALAR, _SCALAR]),
-        )
-        def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any, *rest: Any) -> None:
+        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), _SCALAR, _SCALAR)
+        def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any) -> None:
             stride = ir.MemRefType(x.type).get_strides_and_offset()[0][0] * 2
             begin, shared, thread = ptx.address_of(x), ptx.shared_address(target), ptx.this_thread()
             first, used = (scalar.registers.flat[0] for scalar in (first, used))
@@ -133,29 +105,18 @@ class Exchange:
 
                 return words
 
-            also = None
-            if meanwhile is not None:
-                (tiles, row, steps), i64 = rest, ir.IntegerType.get_signless(64)
-                row_bytes = arith.constant(i64, ir.IntegerAttr.get(i64, TILE * 2))
-                begin_row = arith.muli(arith.extui(i64, row.registers.flat[0]), row_bytes)
-                from_here = arith.addi(ptx.address_of(tiles), begin_row)
-                mine = arith.select(
-                    arith.cmpi(arith.CmpIPredicate.eq, thread, ptx.integer(0)), steps.registers.flat[0], ptx.integer(0)
-                )
-                also = (from_here, mine, meanwhile.hold, meanwhile.pace)
-
-            def bring(which: slice, also: Any) -> None:
+            def bring(which: slice) -> None:
                 chunks = list(zip(rows[which], places[which], strict=True))
-                values = when_there(read(which), 4 * len(chunks), also)
+                values = when_there(read(which), 4 * len(chunks))
                 for j, (row, place) in enumerate(chunks):
                     ptx.store_shared(shared, ptx.tiled_place(row, place), values[4 * j : 4 * j + 4])
 
-            bring(slice(0, alone), also)
+            bring(slice(0, alone))
             if count > alone:
                 with mosaic_utils.when(arith.cmpi(arith.CmpIPredicate.ugt, used, ptx.integer(1))):
-                    bring(slice(alone, None), None)
+                    bring(slice(alone, None))
 
-        move(x, target, first, used, *given)
+        move(x, target, first, used)
 
     def sums(self, parts: Sequence[Any], of_columns: Sequence[Any] = ()) -> list[jax.Array]:
         """parts [64, N] and of_columns [N] float32 each, in device memory -> the same in registers, as wgmma has its
@@ -274,7 +235,7 @@ class Exchange:
             @plgpu.inline_mgpu(arg_types=(*[plgpu.RefType()] * len(places), *arguments), return_type=out)  # type: ignore[untyped-decorator]
             def whole(_context: Any, *given: Any) -> Any:
                 notes = [ptx.address_of(place) for place in given[: len(places)]]
-                return function(functools.partial(_when_there, self.patient, self.rest, notes), *given[len(places) :])
+                return function(functools.partial(_when_there, self.patient, notes), *given[len(places) :])
 
             def call(*given: Any) -> Any:
                 return whole(*places, *given)
@@ -284,22 +245,13 @@ class Exchange:
         return decorate
 
 
-def _when_there(
-    patient: bool,
-    rest: int,
-    notes: Words,
-    read: Callable[[], Words],
-    count: int,
-    also: tuple[Any, Any, int, int] | None = None,
-) -> Words:
-    """The words, once none is missing. With `notes`, the addresses of a block's places, not longer than `PATIENCE`.
-    `also`: see `Meanwhile`; the address, and how many steps this thread brings."""
+def _when_there(patient: bool, notes: Words, read: Callable[[], Words], count: int) -> Words:
+    """The words, once none is missing. With `notes`, the addresses of a block's places, not longer than `PATIENCE`."""
     i32 = ir.IntegerType.get_signless(32)
-    kept = [ptx.integer(0), *([] if also is None else [ptx.integer(0), arith.addi(ptx.clock(), ptx.integer(also[2]))])]
-    loop = scf.WhileOp([i32] * (count + len(kept)), kept)
-    before = loop.before.blocks.append(*[i32] * len(kept))
+    loop = scf.WhileOp([i32] * (count + 1), [ptx.integer(0)])
+    before = loop.before.blocks.append(i32)
     with ir.InsertionPoint.at_block_begin(before):
-        words, [looks, *bringing] = read(), before.arguments
+        words, [looks] = read(), before.arguments
         again = arith.cmpi(arith.CmpIPredicate.eq, words[0], ptx.integer(-1))
         for word in words[1:]:
             again = arith.ori(again, arith.cmpi(arith.CmpIPredicate.eq, word, ptx.integer(-1)))
@@ -307,20 +259,10 @@ def _when_there(
             again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ne, looks, looks))
         if notes:
             again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ult, looks, ptx.integer(PATIENCE)))
-        if also is not None:
-            (brought, due), now = bringing, ptx.clock()
-            go = arith.cmpi(arith.CmpIPredicate.sge, arith.subi(now, due), ptx.integer(0))
-            go = arith.andi(go, arith.cmpi(arith.CmpIPredicate.slt, brought, also[1]))
-            ptx.into_l2(ptx.past(also[0], arith.muli(brought, ptx.integer(STEP * TILE * 2))), STEP * TILE * 2, go)
-            due = arith.select(go, arith.addi(now, ptx.integer(also[3])), due)
-            bringing = [arith.addi(brought, arith.extui(i32, go)), due]
-        scf.condition(again, [*words, looks, *bringing])
-    after = loop.after.blocks.append(*[i32] * (count + len(kept)))
+        scf.condition(again, [*words, looks])
+    after = loop.after.blocks.append(*[i32] * (count + 1))
     with ir.InsertionPoint.at_block_begin(after):
-        _, *same = list(after.arguments)[count:]
-        if rest:
-            llvm.inline_asm(ir.Type.parse("!llvm.void"), [], f"nanosleep.u32 {rest};", "", has_side_effects=True)
-        scf.yield_([arith.addi(after.arguments[count], ptx.integer(1)), *same])
+        scf.yield_([arith.addi(after.arguments[count], ptx.integer(1))])
     if notes:
         given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], ptx.integer(PATIENCE))
         llvm.inline_asm(ir.Type.parse("!llvm.void"), [*notes, given_up], _GIVEN_UP, "l,l,b", has_side_effects=True)
