@@ -37,12 +37,16 @@ IDLE: Final = (
 """Options that could not act: prompts are raw, replies go to their last token, and no prompt is kept."""
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    one = whole(1, 2**31 - 1, "an integer of 1 or more")
-    return tuple(dict.fromkeys(one.from_text(part.strip()) for part in text.split(",")))
+def _sizes(most: int) -> Kind:
+    def read(value: Any) -> tuple[int, ...]:
+        one = whole(1, most)
+        return tuple(dict.fromkeys(one.from_text(part.strip()) for part in str(value).split(",")))
+
+    return Kind("LIST", f"integers from 1 to {most} separated by commas", read, read)
 
 
-SIZES: Final = Kind("LIST", "integers of 1 or more separated by commas", _sizes, lambda value: _sizes(str(value)))
+MOST_ROWS: Final = 65536
+"""As --parallel."""
 _AT_LEAST: Final = {least: whole(least, 2**31 - 1, f"an integer from {least} to {2**31 - 1}") for least in (1, 2)}
 
 
@@ -59,9 +63,9 @@ def _option(flags: tuple[str, ...], kind: Kind, default: Any, words: str, **more
     params=[
         model_argument(),
         _option(("--path",), one_of(*PATHS), "both", "The generate client (cli), the scheduler (server), or both."),
-        _option(("--prompt-tokens",), SIZES, "256,8192", "Lengths of prompts, exact."),
+        _option(("--prompt-tokens",), _sizes(2**31 - 1), "256,8192", "Lengths of prompts, exact."),
         _option(("-n", "--max-tokens"), _AT_LEAST[2], "128", "Tokens of each reply."),
-        _option(("--batch",), SIZES, "1", "Rows at once; above 1 on the scheduler's path."),
+        _option(("--batch",), _sizes(MOST_ROWS), "1", "Rows at once; above 1 on the scheduler's path."),
         _option(("--repeats",), _AT_LEAST[1], "3", "Measured runs of each cell."),
         _option(("--warmup-tokens",), _AT_LEAST[2], "16", "Tokens of the unmeasured run of each cell."),
         _option(("--sampling",), one_of("greedy", "seeded"), "greedy", "How tokens are drawn."),
