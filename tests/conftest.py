@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import site
 import sys
@@ -46,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = getattr(item, "callspec", None)  # of a test that is parametrised
         if case is None or not isinstance(item, pytest.Function) or item.get_closest_marker("on_jax") is None:
             continue
-        if case.params.get("backend") not in (None, REFERENCE):
+        if case.params.get("backend", case.params.get("xp")) not in (None, REFERENCE, "numpy"):
             cases.setdefault((item.path, item.originalname), []).append(item)
     for found in cases.values():
         marker = found[0].get_closest_marker("on_jax")
@@ -55,6 +56,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, item in enumerate(found):
             if place not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """The tests themselves live to the end of a run. Thousands of them made each `gc.collect()`, and the benchmark's
+    engine collects around every run, take longer than what was tested."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -62,6 +62,7 @@ def same_distribution(found, expected):
 # --- the worked rows --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_jax(most=5)
 @pytest.mark.parametrize(
     ("row", "survivors"),
     [

@@ -156,6 +156,7 @@ def engine(backend, request):
     return real_engine(checkpoint, Layered())
 
 
+@pytest.mark.on_jax(most=1)
 @settings(max_examples=8, **PATIENT)
 @given(data=st.data())
 def test_rows_through_experts_do_not_know_their_company(engine, data):

@@ -152,6 +152,7 @@ def test_h_h8_scores_do_not_know_their_company(real):
         assert_same_bits(found, logits)
 
 
+@pytest.mark.on_jax(most=1)
 @pytest.mark.parametrize("length", [1, 2])
 def test_short_prompts(real, length):
     """Of one id there is nothing to say, and no step runs for it."""

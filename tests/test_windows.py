@@ -194,7 +194,7 @@ def test_a_void_piece_with_another_ahead_leaves_no_hole_in_the_ring(backend, mon
     the second one was interrupted itself."""
     checkpoint = layered_checkpoint("window 16", "full")
     prompt = ids_of(270)
-    expected = [real_engine(checkpoint, Layered(), slots=1).alone(prompt, 2)]
+    expected = [real_engine(checkpoint, Layered(), slots=1, chunk=64).alone(prompt, 2, 64)]
     rows = DisturbedRows(real_engine(checkpoint, Layered(), slots=1, chunk=64), [prompt], 2, chunk=64)
     for _ in range(before):
         rows.turn(rows.going)
@@ -265,7 +265,7 @@ def test_h_l24_a_row_of_huge_weights_ends_and_the_next_one_works(backend, layers
     got = loaded_family(Layered(), checkpoint).logits(good)
     assert np.isfinite(got).all()
     assert np.abs(got - expected).max() <= 1e-3 * np.abs(expected).max()  # a score's float32 error grows with it
-    fresh, output = real_engine(checkpoint, Layered(), slots=1).alone(good, 4)
+    fresh, output = real_engine(checkpoint, Layered(), slots=2, chunk=64).alone(good, 4)
     assert Huge.POISON not in output
     real = real_engine(checkpoint, Layered(), slots=2, chunk=64)
     for _ in range(2):
