@@ -19,12 +19,12 @@ test test-slow: export OPENBLAS_NUM_THREADS := 1
 
 test: $(VENV)/.dev ## install everything the tests need, and run them
 	MLXCEL_TEST_MODEL="$$($(BIN)/mlxcel download smollm2-135m-instruct)" && export MLXCEL_TEST_MODEL && \
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.dev ## the statistical and load tests, and those that need 240 MB more of a model
 	MLXCEL_TEST_MODEL="$$($(BIN)/mlxcel download smollm2-135m-instruct)" && export MLXCEL_TEST_MODEL && \
 	MLXCEL_TEST_GEMMA3="$$($(BIN)/mlxcel download gemma3-270m)" && export MLXCEL_TEST_GEMMA3 && \
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow $(ARGS)
 
 lint: $(VENV)/.dev ## ruff: rules and format
 	$(BIN)/ruff check $(SOURCES)
