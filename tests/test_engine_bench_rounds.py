@@ -428,6 +428,7 @@ def test_a_loss_above_the_threshold_ends_with_1(
     assert main(program.arguments(out, *more, "--compare", str(base))) == code
     printed = capsys.readouterr().out
     assert said in printed
+    assert f"note: --extra is '--rate {rate}', and was '--rate 100' in the earlier rounds" in printed
     assert ("LOST" in printed) == (code == 1)
     assert "a-null: " not in printed
     assert main(["--summarise", str(out), "--compare", str(base)]) == code

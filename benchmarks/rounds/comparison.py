@@ -34,7 +34,7 @@ def compare(base: Sequence[Record], records: Sequence[Record]) -> int:
     """Printed; 1 if more than the threshold is lost anywhere, else 0."""
     known = rule()
     found = beside(base, records, known)
-    print(*comparison_lines(found, known), sep="\n", flush=True)
+    print(*other_extra(base, records), *comparison_lines(found, known), sep="\n", flush=True)
     return int(any(each.loss > known.threshold for each in found))
 
 
@@ -91,6 +91,13 @@ def beside(base: Sequence[Record], records: Sequence[Record], rule: Rule) -> lis
             loss = rule.loss(record["metric"], before, now)
             found.append(Beside(cell_words(record), record["metric"], arm, before, now, loss))
     return found
+
+
+def other_extra(base: Sequence[Record], records: Sequence[Record]) -> Iterator[str]:
+    """Flags of every arm may be others, such as --repeats; a reader has to know."""
+    before, now = (" ".join(of_kind(each, "header")[0]["extra"]) for each in (base, records))
+    if before != now:
+        yield f"note: --extra is {now!r}, and was {before!r} in the earlier rounds"
 
 
 def comparison_lines(found: Sequence[Beside], rule: Rule) -> Iterator[str]:
