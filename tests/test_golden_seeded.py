@@ -2,11 +2,13 @@
 
 import json
 
+import pytest
 from sampling_rows import FEATURE_SETS
 from seeded_replies import TOKENS, golden_file, seeded_replies
 from tested_backends import REFERENCE
 
 
+@pytest.mark.on_jax(most=0)
 def test_h_f5_seeded_ids_are_those_of_the_golden_file(backend):
     """A faster sampler must not change them silently: the file is made anew by seeded_replies.py, and that is said.
 

@@ -37,8 +37,8 @@ def checkpoint():
 @pytest.fixture(scope="module")
 def alone(backend, checkpoint):
     """What each of PROMPTS comes to, undisturbed: (logits [STEPS + 1, V], ids)."""
-    real = real_engine(checkpoint, Layered(), slots=1)
-    return [real.alone(prompt, STEPS) for prompt in PROMPTS]
+    real = real_engine(checkpoint, Layered(), slots=4, chunk=8)
+    return [real.alone(prompt, STEPS, 8) for prompt in PROMPTS]
 
 
 @pytest.fixture
@@ -278,8 +278,8 @@ def test_rows_come_to_the_same_end_whatever_happens_at_length(scene, data):
 def check_scene(layers, longest, chunks, lengths, data):
     """Spec E12, E18: random steps, one or two at a time, with interrupts and faults among them."""
     checkpoint, prompts = layered_checkpoint(*layers), [ids_of(length, seed=length) for length in lengths]
-    whole = real_engine(checkpoint, Layered(), slots=1)
-    expected = [whole.alone(prompt, STEPS) for prompt in prompts]
+    undisturbed = real_engine(checkpoint, Layered(), slots=4, chunk=longest)
+    expected = [undisturbed.alone(prompt, STEPS, longest) for prompt in prompts]
     chunk = data.draw(st.sampled_from(chunks))
     rows = DisturbedRows(real_engine(checkpoint, Layered(), slots=4, chunk=longest), prompts, STEPS, chunk)
     events = st.sampled_from(["step", "step", "ahead", "ahead", "submit", "read", "second", "both", "lose", "fault"])

@@ -190,6 +190,7 @@ def test_h_m5_more_logprobs_than_the_vocabulary_lists_all_of_it(xp):
     assert [token for token, _ in told(drawn, 0, row).top] == list(range(7))
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("row", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.9, "min_p": 0.01}])
 def test_h_l9_ids_beyond_the_tokenizer_are_never_drawn(xp, row):
     """Spec S14: V = 320, 300 ids have text, the logit of 310 towers above all. Filters do not see it either."""
@@ -206,6 +207,7 @@ def test_h_l9_ids_beyond_the_tokenizer_are_never_drawn(xp, row):
 # --- status -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.on_jax(most=2)
 @pytest.mark.parametrize("row", [{"temperature": 0}, {"top_k": 3, "top_p": 0.9, "min_p": 0.1}])
 @pytest.mark.parametrize("logprobs", [None, 2])
 def test_bad_rows_are_marked_and_their_neighbours_unaffected(xp, row, logprobs):
