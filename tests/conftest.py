@@ -58,13 +58,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish() -> None:
-    """The tests themselves live to the end of a run. Thousands of them made each `gc.collect()`, and the benchmark's
-    engine collects around every run, take longer than what was tested."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Tests that ask for it, and what they are made from, run on each backend in turn."""
@@ -77,6 +70,15 @@ def _backend_of_the_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Beside tests that run on each backend there are others, which are about the reference."""
     with running_on(request.getfixturevalue("backend") if "backend" in request.fixturenames else REFERENCE):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _older_than_the_file() -> None:
+    """What is there before a file's tests lives to the end of the run: thousands of tests, and all that was traced and
+    compiled. Each `gc.collect()` looked through it, and tools that collect around every run took seconds instead of
+    tenths."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
