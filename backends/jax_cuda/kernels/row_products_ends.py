@@ -1,5 +1,5 @@
 """How a product ends: what becomes of the float32 sums of a row tile, while they are in registers. At the end of
-`stream` and of `tiled`.
+`stream`, or behind `tiled` in a launch of its own (`row_products_ended`).
 
 Each end is a frozen record. It says which arrays it takes besides the product's own (`extra`, in order; the last
 `in_place` of them are written where they lie), what it gives, and what it does with the sums of an item: one [64, N]
@@ -37,8 +37,8 @@ class End(Protocol):
         """Shapes of what is given, without the arrays written in place."""
         ...
 
-    def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
-        """Shared memory of its own; of several warpgroups each the same, [warpgroups, …]."""
+    def scratch(self, columns: int) -> list[Any]:
+        """Shared memory of its own."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class _Plain:
     def in_place(self) -> int:
         return 0
 
-    def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
+    def scratch(self, columns: int) -> list[Any]:
         return []
 
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
@@ -183,9 +183,8 @@ class Heads:
         small = (None,) * (self.bias + self.normed)
         return (*small, 1, 1, 0, 0, None, None), (0,)
 
-    def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
-        several = (warpgroups,) if warpgroups else ()
-        return [plgpu.SMEM((*several, 2, columns, self.together, self.head_dim // 2), jnp.bfloat16)]
+    def scratch(self, columns: int) -> list[Any]:
+        return [plgpu.SMEM((2, columns, self.together, self.head_dim // 2), jnp.bfloat16)]
 
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         """(biases of both halves or None, gains or None, cos, sin)."""
