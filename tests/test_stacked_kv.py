@@ -71,16 +71,36 @@ def test_what_is_not_finite_is_cleared_on_the_pages_of_a_row(leaves):
         assert np.flatnonzero(np.isnan(keys).any((1, 2, 3))).tolist() == [4]
 
 
-def test_pages_leave_as_arrays_of_each_layer_and_come_back(leaves):
-    """V16: a file does not know which arrays they came from, and may be read by either."""
-    pages = np.array([6, 0], np.int32)
+@pytest.mark.parametrize("moved", [1, 5000, storage.MOVED])
+def test_pages_leave_as_arrays_of_each_layer_and_come_back(leaves, monkeypatch, moved):
+    """V16: a file does not know which arrays they came from, and may be read by either. In how many parts they go does
+    not matter: a page here has 1024 bytes, so one at a time, four, or all."""
+    monkeypatch.setattr(storage, "MOVED", moved)
+    pages = np.array([6, 0, 3], np.int32)
     out = storage.pages_to_host(STACKED, joined(leaves), pages)
     for array, leaf in zip(out, leaves, strict=True):
         np.testing.assert_array_equal(array, np.asarray(leaf)[pages])
     for array, other in zip(out, storage.pages_to_host(APART, leaves, pages), strict=True):
         np.testing.assert_array_equal(array, other)
-    onto = np.array([2, 5], np.int32)
-    found = storage.pages_from_host(STACKED, joined(leaves), onto, out)
-    same_bits(found, storage.pages_from_host(APART, copied(leaves), onto, out))
+    onto = np.array([2, 5, 4], np.int32)
+    found = put(STACKED, joined(leaves), onto, out)
+    same_bits(found, put(APART, copied(leaves), onto, out))
     back = storage.pages_to_host(STACKED, found, onto)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(back, out, strict=True))
+    untouched = [page for page in range(PAGES) if page not in onto]
+    for leaf, before in zip(put(APART, copied(leaves), onto, out), leaves, strict=True):
+        np.testing.assert_array_equal(np.asarray(leaf)[untouched], np.asarray(before)[untouched])
+
+
+def put(arrays, leaves, pages, values):
+    *_, newest = storage.pages_from_host(arrays, leaves, pages, values)
+    return newest
+
+
+def test_no_part_of_pages_that_move_is_above_its_bytes(leaves):
+    """However many they are: what is on the device beside the KV does not grow with the prefix that is moved."""
+    pages = np.zeros(100_000, np.int32)
+    page = leaves[0].nbytes // PAGES
+    parts = list(storage._parts(STACKED, joined(leaves)[0], pages))
+    assert {len(at) * page for _, _, at in parts} == {storage.MOVED}
+    assert sum(own for _, own, _ in parts) == LAYERS * len(pages)

@@ -152,7 +152,8 @@ class JaxBackend:
                     logits, _ = self._forward(each.launch)
                 for asked in each.draws:
                     running.last, _ = draw(*running.for_draw(asked, logits))
-            self._copy_pages(running.no_copies)
+            if running.layout.paged:
+                self._copy_pages(running.no_copies)
             running.kv = storage.clear_spoilt(*running.for_clearing(*running.nobody))
             jax.block_until_ready((running.kv, running.last))  # type: ignore[no-untyped-call]
         progress.finish()
@@ -174,7 +175,8 @@ class JaxBackend:
             )
             for asked in each.draws:
                 yield Program(asked.shape.words, draw, running.for_draw(asked, logits))
-        yield Program("copies of pages", storage.copy_pages, running.for_copies(running.no_copies))
+        if running.layout.paged:  # else a page is a whole row, which nobody copies, and eight of them are many
+            yield Program("copies of pages", storage.copy_pages, running.for_copies(running.no_copies))
         yield Program("clearing of pages", storage.clear_spoilt, running.for_clearing(*running.nobody))
 
     @property
@@ -287,7 +289,8 @@ class JaxBackend:
 
     def import_pages(self, pages: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
         running = self._started()
-        running.kv = storage.pages_from_host(running.model.kv, running.kv, np.array(pages, np.int32), arrays)
+        for kv in storage.pages_from_host(running.model.kv, running.kv, np.array(pages, np.int32), arrays):
+            running.kv = kv
 
     def close(self) -> None:
         self._loaded = self._running = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 import jax
@@ -16,6 +16,9 @@ from mlxcel_jax_cuda.launch import Fields
 from mlxcel_jax_cuda.numerics import Numerics
 
 Leaves = tuple[jax.Array, ...]
+
+MOVED = 64 << 20
+"""Bytes of pages that go to the host or come from it at once. A page that is larger goes alone."""
 
 
 @attrs.frozen(cache_hash=True)
@@ -199,35 +202,56 @@ def put_rings(arrays: KVArrays, leaves: Leaves, slot: jax.Array, values: Leaves)
 
 
 def pages_to_host(arrays: KVArrays, leaves: Leaves, pages: np.ndarray) -> list[np.ndarray]:
-    """These pages, int32 [N]: keys and values [N, K, page_size, d] of each full layer in turn."""
-    taken = [np.asarray(array) for array in _take_pages(arrays, leaves, pages)]
+    """These pages, int32 [N]: keys and values [N, K, page_size, d] of each full layer in turn. A part after another,
+    so that the device needs no room for all of them."""
+    taken = []
+    for place in full_leaves(arrays):
+        leaf = leaves[place]
+        out = np.empty((arrays.layers * len(pages), *leaf.shape[1:]), leaf.dtype)
+        for first, own, at in _parts(arrays, leaf, pages):
+            out[first : first + own] = np.asarray(_take_pages(leaf, at))[:own]
+        taken.append(out.reshape(arrays.layers, len(pages), *leaf.shape[1:]))
     pairs = zip(taken[::2], taken[1::2], strict=True)
     return [array[layer] for pair in pairs for layer in range(arrays.layers) for array in pair]
 
 
-def pages_from_host(arrays: KVArrays, leaves: Leaves, pages: np.ndarray, values: Sequence[np.ndarray]) -> Leaves:
-    """The leaves with such values on these pages; they are donated."""
-    joined: list[jax.Array] = []
-    for first in range(0, len(values), 2 * arrays.layers):
-        own = values[first : first + 2 * arrays.layers]
-        joined += [jnp.asarray(np.stack(own[::2])), jnp.asarray(np.stack(own[1::2]))]
-    put: Leaves = _put_pages(arrays, leaves, pages, tuple(joined))
-    return put
+def pages_from_host(
+    arrays: KVArrays, leaves: Leaves, pages: np.ndarray, values: Sequence[np.ndarray]
+) -> Iterator[Leaves]:
+    """The leaves, again and again, with more of such values on these pages, at last with all. Those given before are
+    donated: whoever holds the KV holds the newest."""
+    changed, count = list(leaves), 2 * arrays.layers
+    for number, place in enumerate(full_leaves(arrays)):
+        layers = values[number // 2 * count :][:count][number % 2 :: 2]
+        joined = np.concatenate(layers)
+        for first, own, at in _parts(arrays, changed[place], pages):
+            part = np.zeros((len(at), *joined.shape[1:]), joined.dtype)
+            part[:own] = joined[first : first + own]
+            changed[place] = _put_pages(changed[place], at, part)
+            yield tuple(changed)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _take_pages(arrays: KVArrays, leaves: Leaves, pages: jax.Array) -> Leaves:
-    """[L, N, K, page_size, d], by one gather for all layers of an array."""
-    return tuple(by_layer(arrays, leaves[place])[:, pages] for place in full_leaves(arrays))
+def _parts(arrays: KVArrays, leaf: jax.Array, pages: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Pages of all layers of a leaf by their numbers in it, MOVED bytes at a time: the place of the first, how many
+    there are, and int32 [n], n a power of two, of which the rest lie behind the last page."""
+    count = leaf.shape[0] // arrays.layers
+    places = (np.arange(arrays.layers, dtype=np.int32)[:, None] * count + pages).reshape(-1)
+    most = max(1, MOVED // (leaf.nbytes // leaf.shape[0]))
+    width = min(1 << (most.bit_length() - 1), 1 << (len(places) - 1).bit_length())
+    for first in range(0, len(places), width):
+        own = places[first : first + width]
+        yield first, len(own), np.pad(own, (0, width - len(own)), constant_values=leaf.shape[0])
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _put_pages(arrays: KVArrays, leaves: Leaves, pages: jax.Array, values: Leaves) -> Leaves:
-    changed = list(leaves)
-    for place, value in zip(full_leaves(arrays), values, strict=True):
-        written = by_layer(arrays, leaves[place]).at[:, pages].set(value.astype(leaves[place].dtype))
-        changed[place] = written.reshape(leaves[place].shape)
-    return tuple(changed)
+@jax.jit
+def _take_pages(leaf: jax.Array, places: jax.Array) -> jax.Array:
+    """[n, K, page_size, d]; behind the last page whatever."""
+    return leaf.at[places].get(mode="clip")
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put_pages(leaf: jax.Array, places: jax.Array, values: jax.Array) -> jax.Array:
+    return leaf.at[places].set(values.astype(leaf.dtype), mode="drop", wrap_negative_indices=False)
 
 
 def routes(layout: KVLayout, *, kernel: bool) -> tuple[str, ...]:
