@@ -23,6 +23,15 @@ SCORES: Final = 3
 LOGITS: Final = 4
 """Arrays [R, V] of the unembedding and of the sampler's stages."""
 
+SCORED: Final = 64
+"""Tokens that a launch on a device scores at once, each with V logits."""
+LISTS: Final = 7
+"""Arrays [SCORED, V] of two steps of which neither is read: logits, all ids and all log-probabilities of each, and one
+that the draw has beside them."""
+PARTS: Final = 2 * 4096 * 8
+"""Sums [K, d + 2] of attention that kernels of a decode hold, in float32: of eight columns of each of the most parts
+that rows are cut into, and twice, since one layer's are read while the next one's are written."""
+
 
 @attrs.frozen
 class Footprint:
@@ -34,6 +43,7 @@ class Footprint:
     widest: int  # largest F of the products of a layer that are computed together
     parameters: int  # a weight that is tied to another is that one
     active: int  # those that one token meets: of the experts only its own
+    staged: int  # most values of weights that are read together: a fused group, the embedding, all experts of a layer
     window: int  # positions the model was made for
     kv: KVSpec
 
@@ -49,6 +59,7 @@ class Footprint:
             widest=_widest(schema),
             parameters=sum(_values(schema, weight) for weight in schema.weights),
             active=sum(_active(schema, weight, top_k(config)) for weight in schema.weights),
+            staged=_staged(schema),
             window=config.context,
             kv=kv,
         )
@@ -67,6 +78,18 @@ class Footprint:
         tokens = max(min(chunk, context), rows)
         values = tokens * (STREAMS * self.hidden + PRODUCTS * self.widest)
         return int(values) * ITEM_SIZES[dtype] + 4 * (SCORES * self.heads * context + LOGITS * rows * self.vocab)
+
+    @property
+    def runtime_bytes(self) -> int:
+        """What a device's runtime needs beside weights, workspace and KV, whatever a step is asked for.
+
+        Either of two: the gap that the largest weights leave, which pass through the device in float32; or the arrays
+        that a step has whatever its tokens are, which then lie in such a gap: LISTS * SCORED * V values of scores and
+        PARTS * K * (d + 2) of attention, in float32.
+        """
+        kept = [layer for layer in self.kv.layers if not isinstance(layer, RecurrentKV)]
+        sums = max((layer.kv_heads * (layer.v_dim + 2) for layer in kept), default=0)
+        return 4 * max(self.staged, LISTS * SCORED * self.vocab + PARTS * sums)
 
 
 def window_token_bytes(kv: KVSpec, itemsize: int) -> int:
@@ -110,4 +133,14 @@ def _widest(schema: WeightSchema) -> int:
             groups[group] = groups.get(group, 0) + weight.shape[0]
         elif weight.role == "experts":
             groups["experts"] = groups.get("experts", 0) + weight.shape[1]
+    return max(groups.values(), default=0)
+
+
+def _staged(schema: WeightSchema) -> int:
+    """Values of the largest weight of a layer or outside, or of a fused group of them."""
+    groups: dict[str, int] = {}
+    for weight in schema.weights:
+        if weight.tied_to is None:
+            name = weight.group or weight.name if weight.role == "linear" else weight.name
+            groups[name] = groups.get(name, 0) + math.prod(weight.shape)
     return max(groups.values(), default=0)

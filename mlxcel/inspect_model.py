@@ -224,6 +224,7 @@ def _fit(plan: MemoryPlan) -> Fit:
         parallel=plan.settings.rows,
         weight_bytes=plan.weights,
         workspace_bytes=plan.workspace,
+        margin_bytes=plan.margin,
         kv_budget_bytes=plan.budget.bytes,
         needed_bytes=plan.needed,
         fits=plan.context is not None,

@@ -85,8 +85,9 @@ class Fit:
     parallel: int
     weight_bytes: int
     workspace_bytes: int
+    margin_bytes: int  # that a device keeps for its runtime
     kv_budget_bytes: int
-    needed_bytes: int  # weights, workspace, and KV at `context`, or at what was asked for where that does not fit
+    needed_bytes: int  # all of these, and KV at `context`, or at what was asked for where that does not fit
     fits: bool
     context: int | None
     reason: str | None

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
     from mlxcel.core.backend import DeviceMemory
 
 HOST_SHARE: Final = 0.5
+MARGIN_SHARE: Final = 0.03
+MARGIN_LEAST: Final = 512 << 20
+"""Of a device, what stays free of plans: a runtime aligns arrays, leaves gaps between them that no large one fits into,
+and holds what its libraries ask for."""
 
 
 @attrs.frozen
 class Memory:
     """Where a model is to be. Bytes; `device`: memory of its own, else the host's, which other programs share.
 
-    Of a device `share` of all, as far as it is free, is for weights, workspace and KV together. Of a host `share` of
-    what weights and workspace leave is for the KV.
+    Of a device `share` of all, as far as it is free, is for weights, workspace, KV and a margin together. Of a host
+    `share` of what weights and workspace leave is for the KV.
     """
 
     total: int
@@ -46,7 +50,7 @@ class Memory:
 
     @property
     def usable(self) -> int:
-        """For weights, workspace and KV together."""
+        """For weights, workspace, KV and margin together."""
         return min(int(self.share * self.total), self.free) if self.device else self.free
 
     @property
@@ -58,9 +62,13 @@ class Memory:
             return f"{self.usable} of the device's {self.total}, of which others hold the rest"
         return f"{self.usable}, {self.share:g} of the device's {self.total}"
 
+    def margin(self, runtime: int) -> int:
+        """What a device keeps for its runtime, which needs `runtime` bytes by the model's shapes (spec V18)."""
+        return max(runtime, int(MARGIN_SHARE * self.total), MARGIN_LEAST) if self.device else 0
+
     def kv_budget(self, taken: int) -> int:
-        """What is for the KV where nobody says, beside `taken` bytes of weights and workspace. Below 0: they are too
-        many (spec V18)."""
+        """What is for the KV where nobody says, beside `taken` bytes of weights, workspace and margin. Below 0: they
+        are too many (spec V18)."""
         left = self.usable - taken
         return left if self.device or left < 0 else int(self.share * left)
 
@@ -104,6 +112,7 @@ class MemoryPlan:
     window: int
     weights: int  # bytes
     workspace: int  # bytes
+    margin: int  # bytes that a device keeps for its runtime
     budget: Budget
     context: Context | None
     refusal: MlxcelError | None
@@ -142,9 +151,9 @@ class MemoryPlan:
 
     @property
     def needed(self) -> int:
-        """Bytes of weights, workspace and the KV of the context there is; else of the one that is wanted."""
+        """Bytes of weights, workspace, margin and the KV of the context there is; else of the one that is wanted."""
         positions = self.wanted if self.context is None else self.context.positions
-        return self.weights + self.workspace + self.kv_bytes(ceil_block(positions))
+        return self.weights + self.workspace + self.margin + self.kv_bytes(ceil_block(positions))
 
     def pages(self, page_size: int) -> int | None:
         """Of so many positions that the budget holds beside every row's own state (spec V19); None: as many as you
@@ -196,11 +205,13 @@ def plan_memory(
     *,
     weights: int | None = None,
     workspace: int | None = None,
+    kv_most: int | None = None,
 ) -> MemoryPlan:
     """Weights, workspace and KV of `model` in `memory`; without one, in the budget that was asked for alone.
 
-    `weights` and `workspace` are bytes that were measured, in place of those by the shapes. A budget that was asked for
-    is taken as it is. UsageError when more positions are asked for than the model was made for: no memory helps there.
+    `weights` and `workspace` are bytes that were measured, in place of those by the shapes. Of a budget that nobody
+    asked for `kv_most` bytes are taken at most. One that was asked for is taken as it is, with no margin. UsageError
+    when more positions are asked for than the model was made for: no memory helps there.
     """
     require_window(settings.asked, model.window)
     wanted = settings.asked or model.window
@@ -209,12 +220,15 @@ def plan_memory(
     if workspace is None:
         workspace = model.workspace_bytes(settings.dtype, context=wanted, chunk=settings.chunk, rows=settings.rows)
     explicit = settings.kv_budget is not None
-    left = 0 if memory is None else memory.kv_budget(weights + workspace)
-    budget = Budget(max(0, left) if settings.kv_budget is None else settings.kv_budget, explicit=explicit)
+    margin = 0 if memory is None or explicit else memory.margin(model.runtime_bytes)
+    left = 0 if memory is None else memory.kv_budget(weights + workspace + margin)
+    bounded = left if kv_most is None else min(left, kv_most)
+    budget = Budget(max(0, bounded) if settings.kv_budget is None else settings.kv_budget, explicit=explicit)
     if memory is not None and memory.device and not explicit:
-        taken = f"{weights} bytes of weights and {workspace} of workspace"
-        budget = attrs.evolve(budget, origin=f" (of {memory.words}, less {taken})", raise_by=_RAISE_SHARE)
-    plan = MemoryPlan(settings, memory, model.kv, model.window, weights, workspace, budget, None, None)
+        taken = f"{weights} bytes of weights, {workspace} of workspace and {margin} of margin for the runtime"
+        fewer = "" if bounded == left else f", of which {bounded} were to be had"
+        budget = attrs.evolve(budget, origin=f" (of {memory.words}, less {taken}{fewer})", raise_by=_RAISE_SHARE)
+    plan = MemoryPlan(settings, memory, model.kv, model.window, weights, workspace, margin, budget, None, None)
     if memory is not None and left < 0:
         return attrs.evolve(plan, refusal=_too_large(plan, memory))
     try:
@@ -228,8 +242,11 @@ _RAISE_SHARE: Final = "raise --gpu-memory-utilization, or lower --prefill-chunk,
 
 def _too_large(plan: MemoryPlan, memory: Memory) -> CapacityError:
     more = "a larger --gpu-memory-utilization" if memory.device and memory.share < 1 else "more memory"
+    workspace = f"{plan.workspace} bytes of workspace"
+    if plan.margin:
+        workspace += f" and {plan.margin} of margin for the runtime"
     return CapacityError(
-        f"the model does not fit: {plan.weights} bytes of weights as {plan.settings.dtype} and {plan.workspace} bytes "
-        f"of workspace, and the memory for them is {memory.words}: no token of KV fits beside them",
+        f"the model does not fit: {plan.weights} bytes of weights as {plan.settings.dtype} and {workspace}, "
+        f"and the memory for them is {memory.words}: no token of KV fits beside them",
         hint=f"a smaller --prefill-chunk takes less workspace; else take a smaller model, or {more}",
     )

@@ -111,13 +111,14 @@ OPTIONS: Final = (
     ),
     Option(
         "kv_cache_budget", ("--kv-cache-budget",), "MLXCEL_KV_CACHE_BUDGET", SIZE, None,
-        "auto: what weights and workspace leave of a device's share, or half of what they leave of the host's memory",
+        "auto: what weights, workspace and margin leave of a device's share, or half of what weights and workspace "
+        "leave of the host's memory",
         "Memory for the KV, such as 512M or 2G.", "engine",
     ),
     Option(
         "gpu_memory_utilization", ("--gpu-memory-utilization",), "MLXCEL_MEMORY_FRACTION",
         real_in(0, 1, "a number above 0 and at most 1", above=True), DEVICE_SHARE, f"{DEVICE_SHARE:.2f}",
-        "Share of a GPU's memory for weights, KV and workspace together.", "engine",
+        "Share of a GPU's memory for weights, KV, workspace and margin together.", "engine",
     ),
     Option(
         "prefill_chunk", ("--prefill-chunk", "--prefill-chunk-size"), "MLXCEL_PREFILL_CHUNK",

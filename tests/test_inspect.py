@@ -99,7 +99,7 @@ def test_smollm2_from_headers_alone(cli: Cli, tmp_path: Path) -> None:
         "memory": {"kind": "host", "total": 64 * GIB, "free": 32 * GIB, "share": 0.5},
         "fit": {
             "dtype": "float32", "ctx_size": 8192, "prefill_chunk": 2048, "parallel": 1,
-            "weight_bytes": 538_060_032, "workspace_bytes": 83_460_096,
+            "weight_bytes": 538_060_032, "workspace_bytes": 83_460_096, "margin_bytes": 0,
             "kv_budget_bytes": (32 * GIB - 538_060_032 - 83_460_096) // 2,
             "needed_bytes": 538_060_032 + 83_460_096 + 8192 * 46_080,
             "fits": True, "context": 8192, "reason": None, "hint": None,
@@ -113,9 +113,9 @@ def test_smollm2_from_headers_alone(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_reads")
 def test_windows_and_another_machine(cli: Cli, tmp_path: Path) -> None:
     folder = write_hollow(tmp_path / "hollow", GEMMA3)
-    asked = ("--dtype", "bfloat16", "--device-memory", "1G", "--parallel", 4)
+    asked = ("--dtype", "bfloat16", "--device-memory", "1800M", "--parallel", 4)
     found = answer(cli, folder, *asked)
-    assert found["memory"] == {"kind": "device", "total": GIB, "free": GIB, "share": 0.9}
+    assert found["memory"] == {"kind": "device", "total": 1800 << 20, "free": 1800 << 20, "share": 0.9}
     assert (found["shapes"]["full_layers"], found["shapes"]["window_layers"], found["shapes"]["windows"]) == (
         3,
         15,
@@ -129,7 +129,8 @@ def test_windows_and_another_machine(cli: Cli, tmp_path: Path) -> None:
         "row": 32768 * 3072 + 41_287_680,
     }
     fit = found["fit"]
-    assert fit["kv_budget_bytes"] == int(0.9 * GIB) - 536_196_352 - fit["workspace_bytes"]
+    assert fit["margin_bytes"] == 4 * 262144 * 640, "the embedding, in float32"
+    assert fit["kv_budget_bytes"] == int(0.9 * 1800 * (1 << 20)) - 536_196_352 - fit["workspace_bytes"] - 671_088_640
     assert (fit["fits"], fit["parallel"], fit["context"]) == (True, 4, 32768), "rows share one pool of pages"
     assert fit["kv_budget_bytes"] >= 32768 * 3072 + 4 * 41_287_680
     assert fit["rows_at_full_context"] == 2
@@ -139,7 +140,7 @@ def test_windows_and_another_machine(cli: Cli, tmp_path: Path) -> None:
 def test_a_machine_that_is_too_small(cli: Cli, tmp_path: Path) -> None:
     """The same command for a machine where it fits, one where less context does, and one where the weights do not."""
     folder = write_hollow(tmp_path / "hollow", SMOLLM2)
-    fits = [answer(cli, folder, "--device-memory", size)["fit"] for size in ("2G", "900M", "100M")]
+    fits = [answer(cli, folder, "--device-memory", size)["fit"] for size in ("2G", "1469M", "100M")]
     assert [fit["fits"] for fit in fits] == [True, True, False]
     assert [fit["context"] for fit in fits] == [8192, 4864, None]
     assert fits[0]["reason"] is None

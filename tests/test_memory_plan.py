@@ -26,6 +26,7 @@ from mlxcel.self_test import SeededCheckpoint
 from mlxcel_reference_numpy.storage import make_storage
 
 GIB = 1 << 30
+LEAST = 512 << 20  # of a device, kept for its runtime
 ONE_ROW = MemorySettings(asked=0, chunk=2048, rows=1, kv_budget=None, dtype="float32")
 
 
@@ -158,11 +159,12 @@ def test_v18_half_of_what_a_host_has_left() -> None:
 
 
 def test_v18_v19_a_device_by_the_formulas() -> None:
-    """Spec V18, V19: floor(u * device) - weights - measured workspace; pages beside the state of every row."""
+    """Spec V18, V19: floor(u * device) - weights - measured workspace - 3 % of the device; pages beside the state of
+    every row."""
     settings = MemorySettings(asked=0, chunk=512, rows=32, kv_budget=None, dtype="bfloat16", paged=True)
     memory = Memory.of_device(80 * 10**9, 79 * 10**9, 0.85)
     plan = plan_memory(footprint(GEMMA3), settings, memory, weights=600_000_000, workspace=1_000_000_000)
-    assert plan.budget.bytes == 68_000_000_000 - 600_000_000 - 1_000_000_000
+    assert plan.budget.bytes == 68_000_000_000 - 600_000_000 - 1_000_000_000 - 2_400_000_000
     state = (512 + 512 - 1 + 16 + 127) // 128 * 128 * 15_360
     assert plan.pages(64) == (plan.budget.bytes - 32 * state) // (64 * 3072)
     assert plan.pages(16) == (plan.budget.bytes - 32 * state) // (16 * 3072)
@@ -173,6 +175,50 @@ def test_v18_v19_a_device_by_the_formulas() -> None:
     assert plan.rows_at_full_context == plan.budget.bytes // (32768 * 3072 + state)
 
 
+def test_v18_the_margin_by_hand() -> None:
+    """Spec V18: 3 % of the device, at least 512 MiB, or what the model's shapes need: its largest weight in float32, or
+    the scores and sums of a step. Of the host, and beside a budget that was asked for, there is none."""
+    # 9 query heads of 3 KV heads with 64 dims: an embedding of 49152 * 576 is the largest.
+    small = footprint(SMOLLM2)
+    assert small.runtime_bytes == 4 * max(49152 * 576, 7 * 64 * 49152 + 2 * 4096 * 8 * 3 * 66) == 139_984_896
+    # All experts of a layer are read together: 8 * 14336 * 4096.
+    assert footprint(MIXTRAL).runtime_bytes == 4 * 8 * 14336 * 4096
+    assert footprint(GEMMA3).runtime_bytes == 4 * 262144 * 640
+    for total, margin in ((2 * GIB, LEAST), (150 * 10**9, 4_500_000_000)):
+        plan = plan_memory(small, ONE_ROW, Memory.of_device(total, total))
+        assert plan.margin == margin
+        assert plan.budget.bytes == int(0.9 * total) - plan.weights - plan.workspace - margin
+        assert plan.needed == plan.weights + plan.workspace + margin + 8192 * 46_080
+    mixture = plan_memory(footprint(MIXTRAL), ONE_ROW, Memory.of_device(300 * 10**9, 300 * 10**9))
+    assert mixture.margin == 9_000_000_000
+    less = plan_memory(footprint(MIXTRAL), ONE_ROW, Memory.of_device(40 * 10**9, 40 * 10**9))
+    assert less.margin == 4 * 8 * 14336 * 4096
+    assert plan_memory(small, ONE_ROW, host(64 * GIB)).margin == 0
+    asked = attrs.evolve(ONE_ROW, kv_budget=8192 * 46_080)
+    assert plan_memory(small, asked, Memory.of_device(2 * GIB, 2 * GIB)).margin == 0
+
+
+def test_scores_of_a_large_vocabulary_and_wide_sums_are_part_of_the_margin() -> None:
+    """Where they are more than the largest weight: a narrow model with many KV heads."""
+    model = footprint(
+        {**SMOLLM2, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    )
+    assert model.runtime_bytes == 4 * (7 * 64 * 49152 + 2 * 4096 * 8 * 2 * 66)
+
+
+def test_v18_a_budget_that_was_not_to_be_had_is_bounded() -> None:
+    """Both numbers are told, and the context is lowered for it as for any budget."""
+    memory = Memory.of_device(16 * GIB, 16 * GIB)
+    whole = plan_memory(footprint(SMOLLM2), ONE_ROW, memory)
+    bounded = plan_memory(footprint(SMOLLM2), ONE_ROW, memory, kv_most=1280 * 46_080)
+    assert bounded.budget.bytes == 1280 * 46_080
+    assert bounded.admitted().positions == 1280
+    assert f"of which {1280 * 46_080} were to be had" in str(bounded.admitted().lowered)
+    assert plan_memory(footprint(SMOLLM2), ONE_ROW, memory, kv_most=1 << 60).budget == whole.budget
+    asked = attrs.evolve(ONE_ROW, kv_budget=8192 * 46_080)
+    assert plan_memory(footprint(SMOLLM2), asked, memory, kv_most=1).budget.bytes == 8192 * 46_080
+
+
 @pytest.mark.parametrize("share", [0.25, 0.9, 1.0])
 def test_v18_the_share_of_a_device_is_the_options(share: float) -> None:
     """Spec V18: u is `--gpu-memory-utilization`. A host that cannot be read does not matter then."""
@@ -180,43 +226,45 @@ def test_v18_the_share_of_a_device_is_the_options(share: float) -> None:
     settings = MemorySettings.of(config, rows=1, dtype="bfloat16")
     memory = memory_here(settings, DeviceMemory(total=16 * GIB, free=16 * GIB))
     plan = plan_memory(footprint(SMOLLM2), settings, memory, weights=269_030_016, workspace=50_000_000)
-    assert plan.budget.bytes == int(share * 16 * GIB) - 269_030_016 - 50_000_000
+    assert plan.budget.bytes == int(share * 16 * GIB) - 269_030_016 - 50_000_000 - LEAST
     assert plan.admitted().positions == 8192
 
 
 def test_v18_of_a_device_others_hold_a_part_of() -> None:
-    """What is free bounds the share: of 16 GiB, 0.9 are asked for and 1 GiB is left."""
-    memory = memory_here(ONE_ROW, DeviceMemory(total=16 * GIB, free=GIB))
+    """What is free bounds the share: of 16 GiB, 0.9 are asked for and 2 GiB are left."""
+    memory = memory_here(ONE_ROW, DeviceMemory(total=16 * GIB, free=2 * GIB))
     plan = plan_memory(footprint(SMOLLM2), ONE_ROW, memory, weights=538_060_032, workspace=100_000_000)
-    assert plan.budget.bytes == GIB - 538_060_032 - 100_000_000
+    assert plan.budget.bytes == 2 * GIB - 538_060_032 - 100_000_000 - LEAST
     full = plan_memory(footprint(SMOLLM2), ONE_ROW, memory_here(ONE_ROW, DeviceMemory(16 * GIB, 1000)))
     with pytest.raises(CapacityError, match=f"is 1000 of the device's {16 * GIB}, of which others hold the rest"):
         full.admitted()
 
 
 def test_what_a_device_does_not_hold_is_named_with_what_it_holds() -> None:
-    """Spec V18, V20: weights, workspace, share and device; the largest context that fits; what makes it more."""
+    """Spec V18, V20: weights, workspace, margin, share and device; the largest that fits; what makes it more."""
     settings = attrs.evolve(ONE_ROW, asked=8192, dtype="bfloat16", device_share=0.5)
     taken = {"weights": 269_030_016, "workspace": 50_000_000}
-    device = DeviceMemory(10**9, 10**9)
+    device = DeviceMemory(2 * 10**9, 2 * 10**9)
     plan = plan_memory(footprint(SMOLLM2), settings, memory_here(settings, device), **taken)
-    fitting = (500_000_000 - 319_030_016) // (23_040 * 128) * 128
+    left = 1_000_000_000 - 319_030_016 - LEAST
+    fitting = left // (23_040 * 128) * 128
     with pytest.raises(UsageError) as caught:
         plan.admitted()
     said = caught.value.message
-    for number in (8192 * 23_040, 500_000_000 - 319_030_016, 269_030_016, 50_000_000, "500000000, 0.5 of", 10**9):
+    for number in (8192 * 23_040, left, 269_030_016, 50_000_000, LEAST, "1000000000, 0.5 of", 2 * 10**9):
         assert str(number) in said
     assert str(caught.value.hint).startswith(
         f"the largest that fits is --ctx-size {fitting}; or raise --gpu-memory-uti"
     )
-    least = plan_memory(footprint(SMOLLM2), attrs.evolve(settings, device_share=0.32), memory_here(
-        attrs.evolve(settings, device_share=0.32), device), **taken)  # fmt: skip
+    least = plan_memory(footprint(SMOLLM2), attrs.evolve(settings, device_share=0.428), memory_here(
+        attrs.evolve(settings, device_share=0.428), device), **taken)  # fmt: skip
     with pytest.raises(CapacityError, match="does not hold 128 positions") as caught_least:
         least.admitted()
     assert "--gpu-memory-utilization" in str(caught_least.value.hint)
-    none = attrs.evolve(settings, device_share=0.3)
-    with pytest.raises(CapacityError, match=r"0\.3 of the device's 1000000000: no token of KV fits") as caught_none:
+    none = attrs.evolve(settings, device_share=0.42)
+    with pytest.raises(CapacityError, match=r"0\.42 of the device's 2000000000: no token of KV fits") as caught_none:
         plan_memory(footprint(SMOLLM2), none, memory_here(none, device), **taken).admitted()
+    assert f"50000000 bytes of workspace and {LEAST} of margin for the runtime" in caught_none.value.message
     assert "a larger --gpu-memory-utilization" in str(caught_none.value.hint)
     own = attrs.evolve(settings, kv_budget=23_040 * 1280)
     with pytest.raises(UsageError) as caught_own:

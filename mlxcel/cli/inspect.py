@@ -121,6 +121,8 @@ def _kv_lines(kv: KVBytes, fit: Fit) -> Iterator[tuple[str, str]]:
         yield "  as state", f"{_bytes(kv.state_per_row)} a row"
     yield "KV a row", f"{_bytes(kv.row)} at {fit.ctx_size} positions"
     yield "workspace", f"about {_bytes(fit.workspace_bytes)}, for {fit.prefill_chunk} tokens a step"
+    if fit.margin_bytes:
+        yield "margin", f"{_bytes(fit.margin_bytes)} for the device's runtime"
 
 
 def _fit_lines(fit: Fit) -> Iterator[tuple[str, str]]:
@@ -128,7 +130,8 @@ def _fit_lines(fit: Fit) -> Iterator[tuple[str, str]]:
     tokens = "any number" if fit.tokens is None else str(fit.tokens)
     yield "tokens", f"{tokens} fit in all, {fit.tokens_per_row} a row at --parallel {fit.parallel}"
     yield "rows", f"{fit.rows_at_full_context} fit at {fit.ctx_size} positions"
-    yield "needs", f"{_bytes(fit.needed_bytes)} for weights, workspace and KV"
+    margin = ", margin" if fit.margin_bytes else ""
+    yield "needs", f"{_bytes(fit.needed_bytes)} for weights, workspace{margin} and KV"
     answer = "no" if fit.context is None else f"yes, with {fit.context} positions a row"
     yield "fits", answer if fit.reason is None else f"{answer}: {fit.reason}"
     if fit.hint is not None:
