@@ -62,13 +62,14 @@ def plan_rows(
     *,
     dtype: str,
     weights: int | None = None,
+    kv_most: int | None = None,
 ) -> MemoryPlan:
     """The plan for `rows.most`, or for the most below it that the memory holds without a shorter context. It may be a
-    refusal."""
+    refusal. `weights` and `kv_most` are as for `plan_memory`."""
     count = rows.most
     while True:
         settings = MemorySettings.of(config, rows=count, dtype=dtype)
-        plan = plan_memory(footprint, settings, memory, weights=weights)
+        plan = plan_memory(footprint, settings, memory, weights=weights, kv_most=kv_most)
         short = plan.context is None or plan.context.lowered is not None
         if not (short and rows.fewer and count > 1):
             return plan

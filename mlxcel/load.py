@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,9 @@ from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import CheckpointError, PluginError
 from mlxcel.finite_weights import FiniteWeights
 from mlxcel.footprint import Footprint
+from mlxcel.kv_allocation import start_with_kv
 from mlxcel.kv_setup import Rows, make_cache, make_store, page_size, plan_rows, save_cache
-from mlxcel.memory_plan import MemorySettings, memory_here, storage_name
+from mlxcel.memory_plan import MemoryPlan, MemorySettings, memory_here, storage_name
 from mlxcel.model_identity import identify
 from mlxcel.plugins.finish.standard import StandardFinish
 from mlxcel.resolve import ResolvedModel, resolve_model
@@ -284,35 +286,44 @@ def _assemble(
     held.callback(backend.close)
     weights = FiniteWeights(checkpoint) if config.debug_numerics else checkpoint
     backend.load(family, model_config, weights, progress)
-    memory_plan = plan_rows(footprint, config, parts.rows, memory, dtype=dtype, weights=backend.weight_bytes)
+    replan = partial(plan_rows, footprint, config, parts.rows, memory, dtype=dtype, weights=backend.weight_bytes)
+    sampler = parts.sampler(vocab=vocab, tokenizer=tokenizer, processors=_processors(manager, vocab, tokenizer))
+    observers = Observers(tuple(manager.observers().values()))
+
+    def store_of(plan: MemoryPlan) -> KVStore:
+        make = parts.kv_stores[storage_name(config, plan.settings.rows)]
+        return make_store(make, plan, kv_spec, size=parts.page_size, cached=parts.cached)
+
+    def engine_of(plan: MemoryPlan, kv: KVStore) -> Engine:
+        positions = plan.admitted().positions
+        return Engine(
+            backend=backend,
+            kv_spec=kv_spec,
+            kv=kv,
+            sampler=sampler,
+            finish=StandardFinish(
+                stream=lambda row: reply_stream(tokenizer, row),
+                steps=parts.steps,
+                clock=clock,
+            ),
+            settings=EngineSettings(
+                vocab,
+                positions,
+                plan.settings.rows,
+                chunk,
+                config.max_consecutive_faults,
+                config.max_logprobs,
+                identity=attrs.evolve(identify(checkpoint, positions), backend=parts.chosen.name),
+            ),
+            observers=observers,
+        )
+
+    planned = replan()
+    planned.admitted()
+    memory_plan, kv, engine = start_with_kv(planned, store_of, engine_of, lambda most: replan(kv_most=most))
     context = memory_plan.admitted()
     if context.lowered:
         say(context.lowered)
-    slots = memory_plan.settings.rows
-    store = parts.kv_stores[storage_name(config, slots)]
-    kv = make_store(store, memory_plan, kv_spec, size=parts.page_size, cached=parts.cached)
-    observers = Observers(tuple(manager.observers().values()))
-    engine = Engine(
-        backend=backend,
-        kv_spec=kv_spec,
-        kv=kv,
-        sampler=parts.sampler(vocab=vocab, tokenizer=tokenizer, processors=_processors(manager, vocab, tokenizer)),
-        finish=StandardFinish(
-            stream=lambda row: reply_stream(tokenizer, row),
-            steps=parts.steps,
-            clock=clock,
-        ),
-        settings=EngineSettings(
-            vocab,
-            context.positions,
-            slots,
-            chunk,
-            config.max_consecutive_faults,
-            config.max_logprobs,
-            identity=attrs.evolve(identify(checkpoint, context.positions), backend=parts.chosen.name),
-        ),
-        observers=observers,
-    )
     held.callback(engine.shutdown)
     if parts.served and not config.no_warmup and isinstance(backend, WarmsUp):
         backend.warm_up(progress)

@@ -125,7 +125,8 @@ class Backend(Protocol):
         ...
 
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
-        """Make the KV arrays, zeroed, and fix the sampler that `submit` runs. Called once, after `load`."""
+        """Make the KV arrays, zeroed, and fix the sampler that `submit` runs. Called once, after `load`; again, with a
+        smaller layout, where it raised CapacityError because the device did not give their memory."""
         ...
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
