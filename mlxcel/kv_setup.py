@@ -63,17 +63,24 @@ def plan_rows(
     dtype: str,
     weights: int | None = None,
     kv_most: int | None = None,
+    cached: bool = False,
 ) -> MemoryPlan:
     """The plan for `rows.most`, or for the most below it that the memory holds without a shorter context. It may be a
-    refusal. `weights` and `kv_most` are as for `plan_memory`."""
+    refusal. `weights` and `kv_most` are as for `plan_memory`; `cached`: there is to be a prompt cache."""
+    copies = _most_copied(config) if cached and footprint.kv.windowed else 0
     count = rows.most
     while True:
-        settings = MemorySettings.of(config, rows=count, dtype=dtype)
+        settings = attrs.evolve(MemorySettings.of(config, rows=count, dtype=dtype), copies=copies)
         plan = plan_memory(footprint, settings, memory, weights=weights, kv_most=kv_most)
         short = plan.context is None or plan.context.lowered is not None
         if not (short and rows.fewer and count > 1):
             return plan
         count //= 2
+
+
+def _most_copied(config: EngineConfig) -> int:
+    asked = config.prompt_cache_capacity_bytes
+    return AUTO_BYTES if asked is None else asked
 
 
 def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, *, size: int, cached: bool) -> KVStore:

@@ -282,11 +282,12 @@ def _assemble(
     dtype = backend.caps.dtype
     footprint = Footprint.of(family, model_config)
     memory = memory_here(MemorySettings.of(config, rows=parts.rows.most, dtype=dtype), backend.memory())
-    plan_rows(footprint, config, parts.rows, memory, dtype=dtype).admitted()  # before a weight is read
+    plan = partial(plan_rows, footprint, config, parts.rows, memory, dtype=dtype, cached=parts.cached)
+    plan().admitted()  # before a weight is read
     held.callback(backend.close)
     weights = FiniteWeights(checkpoint) if config.debug_numerics else checkpoint
     backend.load(family, model_config, weights, progress)
-    replan = partial(plan_rows, footprint, config, parts.rows, memory, dtype=dtype, weights=backend.weight_bytes)
+    replan = partial(plan, weights=backend.weight_bytes)
     sampler = parts.sampler(vocab=vocab, tokenizer=tokenizer, processors=_processors(manager, vocab, tokenizer))
     observers = Observers(tuple(manager.observers().values()))
 

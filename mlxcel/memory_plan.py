@@ -91,6 +91,7 @@ class MemorySettings:
     dtype: str  # of the computation
     paged: bool = False  # rows share one pool, else each has room for N positions
     device_share: float = DEVICE_SHARE  # of a device's memory
+    copies: int = 0  # most bytes of rings that a prompt cache copies beside the KV, of which it takes a quarter at most
 
     @classmethod
     def of(cls, config: EngineConfig, *, rows: int, dtype: str) -> MemorySettings:
@@ -222,10 +223,13 @@ def plan_memory(
     explicit = settings.kv_budget is not None
     margin = 0 if memory is None or explicit else memory.margin(model.runtime_bytes)
     left = 0 if memory is None else memory.kv_budget(weights + workspace + margin)
+    copies = min(settings.copies, max(0, left) // 5) if memory is not None and memory.device and not explicit else 0
+    left -= copies
     bounded = left if kv_most is None else min(left, kv_most)
     budget = Budget(max(0, bounded) if settings.kv_budget is None else settings.kv_budget, explicit=explicit)
     if memory is not None and memory.device and not explicit:
         taken = f"{weights} bytes of weights, {workspace} of workspace and {margin} of margin for the runtime"
+        taken += f", and {copies} for the prompt cache's copies of windows" if copies else ""
         fewer = "" if bounded == left else f", of which {bounded} were to be had"
         budget = attrs.evolve(budget, origin=f" (of {memory.words}, less {taken}{fewer})", raise_by=_RAISE_SHARE)
     plan = MemoryPlan(settings, memory, model.kv, model.window, weights, workspace, margin, budget, None, None)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
+from test_standard_block import MODELS, SMALL
 from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.config import EngineConfig
@@ -17,6 +20,10 @@ from mlxcel.core.source import NoProgress
 from mlxcel.errors import CapacityError, UsageError
 from mlxcel.load import LoadedModel, load_model
 from mlxcel.plugins.manager import PluginManager
+from mlxcel.plugins.sampling.chain import ChainSampler
+from mlxcel.testing.random_checkpoint import random_checkpoint
+from mlxcel_jax_cuda import storage
+from mlxcel_jax_cuda.backend import JaxBackend
 from mlxcel_reference_numpy.backend import NumpyBackend
 
 POSITION = 512  # bytes of a position of the tiny model
@@ -104,3 +111,33 @@ def test_v20_a_context_that_was_asked_for_is_not_made_shorter(path: Path, device
     with pytest.raises(UsageError, match=r"--ctx-size 2048 does not fit.*were to be had"):
         loaded(path, max_model_len=2048, kv_storage="dense", max_num_seqs=2)
     assert len(device.asked) == 1
+
+
+def test_jax_holds_nothing_of_a_kv_that_it_did_not_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec V18: `start` may be called again, and the arrays that were made before the refusal are gone by then."""
+    llama: Any = MODELS["llama"]
+    kind, overrides = llama
+    family = kind()
+    checkpoint = random_checkpoint(family, {**SMALL, "num_hidden_layers": 1, **overrides})
+    backend, config = JaxBackend(device="cpu"), family.parse_config(checkpoint)
+    backend.load(family, config, checkpoint, NoProgress())
+    layout = KVLayout(family.kv_spec(config), pages=4, page_size=64, paged=True, slots=2, context=128, chunk=64)
+    make = storage.make_storage
+    made: list[weakref.ref[jax.Array]] = []
+
+    def too_much(*given: Any) -> Any:
+        arrays = make(*given)
+        made.extend(map(weakref.ref, arrays))
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    sampler = ChainSampler(vocab=config.vocab_size)
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "make_storage", too_much)
+        with pytest.raises(CapacityError, match="no memory left for the KV of 4 pages") as caught:
+            backend.start(layout, sampler)
+    assert made
+    del caught
+    gc.collect()
+    assert all(array() is None for array in made)
+    backend.start(layout, sampler)
+    backend.close()

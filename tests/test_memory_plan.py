@@ -21,6 +21,7 @@ from mlxcel.core.checkpoint import TensorInfo
 from mlxcel.core.kv import FullKV, KVLayout, RecurrentKV, SlidingKV
 from mlxcel.errors import CapacityError, UsageError
 from mlxcel.footprint import ITEM_SIZES, Footprint, only, window_token_bytes
+from mlxcel.kv_setup import Rows, plan_rows
 from mlxcel.memory_plan import Memory, MemorySettings, memory_here, plan_memory
 from mlxcel.self_test import SeededCheckpoint
 from mlxcel_reference_numpy.storage import make_storage
@@ -204,6 +205,39 @@ def test_scores_of_a_large_vocabulary_and_wide_sums_are_part_of_the_margin() -> 
         {**SMOLLM2, "hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
     )
     assert model.runtime_bytes == 4 * (7 * 64 * 49152 + 2 * 4096 * 8 * 2 * 66)
+
+
+@pytest.mark.parametrize(
+    ("copies", "total"), [(2 * GIB, 80 * 10**9), (2 * GIB, 4 * 10**9), (1000, 4 * 10**9), (0, 10**10)]
+)
+def test_copies_of_rings_have_room_beside_the_kv_of_a_device(copies: int, total: int) -> None:
+    """As many bytes as were told, or a quarter of the KV, whichever is less, lie beside it within the share."""
+    settings = attrs.evolve(ONE_ROW, dtype="bfloat16", copies=copies)
+    memory = Memory.of_device(total, total)
+    plan = plan_memory(footprint(GEMMA3), settings, memory)
+    left = memory.usable - plan.weights - plan.workspace - plan.margin
+    assert 0 <= left - plan.budget.bytes - min(copies, plan.budget.bytes // 4) <= 1
+    said = f"and {left - plan.budget.bytes} for the prompt cache's copies of windows"
+    assert (said in plan.budget.origin) == (copies > 0)
+    asked = attrs.evolve(settings, kv_budget=GIB)
+    assert plan_memory(footprint(GEMMA3), asked, memory).budget.bytes == GIB
+    assert (
+        plan_memory(footprint(GEMMA3), settings, host(GIB)).budget
+        == plan_memory(footprint(GEMMA3), attrs.evolve(settings, copies=0), host(GIB)).budget
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "cached", "capacity", "copies"),
+    [(GEMMA3, True, None, 2 * GIB), (GEMMA3, True, 5, 5), (GEMMA3, False, None, 0), (SMOLLM2, True, None, 0)],
+)
+def test_only_a_prompt_cache_copies_rings(
+    config: dict[str, Any], cached: bool, capacity: int | None, copies: int
+) -> None:
+    own = EngineConfig.resolve({"prompt_cache_capacity_bytes": capacity}, environ={})
+    memory = Memory.of_device(80 * 10**9, 80 * 10**9)
+    plan = plan_rows(footprint(config), own, Rows(2, fewer=False), memory, dtype="bfloat16", cached=cached)
+    assert plan.settings.copies == copies
 
 
 def test_v18_a_budget_that_was_not_to_be_had_is_bounded() -> None:
