@@ -1,4 +1,4 @@
-"""A device that gives less than was planned: less is asked for, and said (spec V18)."""
+"""What a start takes of a device: weights one after another, and KV, less of it where the device gives less (V18)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from mlxcel.load import LoadedModel, load_model
 from mlxcel.plugins.manager import PluginManager
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.random_checkpoint import random_checkpoint
-from mlxcel_jax_cuda import storage
+from mlxcel_jax_cuda import storage, weights
 from mlxcel_jax_cuda.backend import JaxBackend
+from mlxcel_jax_cuda.fused_decode import fused_block
+from mlxcel_jax_cuda.numerics import Numerics
 from mlxcel_reference_numpy.backend import NumpyBackend
 
 POSITION = 512  # bytes of a position of the tiny model
@@ -113,12 +115,67 @@ def test_v20_a_context_that_was_asked_for_is_not_made_shorter(path: Path, device
     assert len(device.asked) == 1
 
 
-def test_jax_holds_nothing_of_a_kv_that_it_did_not_get(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spec V18: `start` may be called again, and the arrays that were made before the refusal are gone by then."""
+class Late:
+    """An array that is ready when somebody has waited for it."""
+
+    def __init__(self) -> None:
+        self.waited = False
+
+    def block_until_ready(self) -> None:
+        self.waited = True
+
+    def __getitem__(self, key: object) -> Late:
+        return self
+
+
+def small_llama() -> tuple[Any, Any]:
+    """The family, and a checkpoint of one layer."""
     llama: Any = MODELS["llama"]
     kind, overrides = llama
-    family = kind()
-    checkpoint = random_checkpoint(family, {**SMALL, "num_hidden_layers": 1, **overrides})
+    return kind(), random_checkpoint(kind(), {**SMALL, "num_hidden_layers": 1, **overrides})
+
+
+def test_weights_pass_through_the_device_one_group_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """V18: what the margin is for is the largest of them in float32, and not as many as a host can read meanwhile."""
+    family, checkpoint = small_llama()
+    made: list[Late] = []
+
+    def placed(*given: object) -> Late:
+        assert all(array.waited for array in made)
+        made.append(Late())
+        return made[-1]
+
+    monkeypatch.setattr(weights, "_placed", placed)
+    schema, numerics = family.schema(family.parse_config(checkpoint)), Numerics("cpu", "float32", "R2")
+    weights.load_weights(schema, checkpoint, numerics, jax.devices("cpu")[0], NoProgress(), {})
+    assert len(made) > 6
+
+
+def test_weights_of_a_standard_block_do_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    family, checkpoint = small_llama()
+    config, numerics = family.parse_config(checkpoint), Numerics("cpu", "float32", "R0", formulas=True)
+    block = fused_block(family, config, numerics, config.context)
+    assert block is not None
+    seen: list[str] = []
+
+    def noted(name: str, call: Any) -> Any:
+        def noting(*given: Any) -> Any:
+            seen.append(name)
+            return call(*given)
+
+        return noting
+
+    monkeypatch.setattr(jax, "block_until_ready", noted("wait", jax.block_until_ready))
+    monkeypatch.setattr(jax, "device_put", noted("place", jax.device_put))
+    weights.load_block(family.schema(config), block, checkpoint, numerics, jax.devices("cpu")[0], NoProgress())
+    first, last = seen.index("place"), len(seen) - 1 - seen[::-1].index("wait")
+    assert first < last
+    assert "place,place" not in ",".join(seen[:last])
+
+
+def test_jax_holds_nothing_of_a_kv_that_it_did_not_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec V18: `start` may be called again, and the arrays that were made before the refusal are gone by then."""
+    family, checkpoint = small_llama()
     backend, config = JaxBackend(device="cpu"), family.parse_config(checkpoint)
     backend.load(family, config, checkpoint, NoProgress())
     layout = KVLayout(family.kv_spec(config), pages=4, page_size=64, paged=True, slots=2, context=128, chunk=64)

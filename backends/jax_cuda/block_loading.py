@@ -32,6 +32,8 @@ class BlockLoading:
     def put(self, name: str, layer: int, values: np.ndarray) -> None:
         """The matrix of a group of `IN_LAYERS`, "unembed", "embed" [V, D], a norm, or "qkv_bias" [F], of q, k and v.
         layer: 0 outside layers."""
+        # So that these float32 values take the place of the last ones, and not one behind it.
+        jax.block_until_ready((self._tiles, self._big))  # type: ignore[no-untyped-call]
         if name in IN_LAYERS:
             weight, at = self._shapes[name], self._shapes.at(name)
             first = np.int32(layer * at.stride + at.first)

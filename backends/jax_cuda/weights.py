@@ -86,8 +86,12 @@ def load_weights(
     """Groups of `forms` are packed on the device. CheckpointError names all tensors that are missing, and each that has
     another shape."""
     tree, sizes = Tree(schema.layers), {}
+    placed: jax.Array | None = None
     for group, parts in _read_groups(schema, checkpoint, progress):
         member = group.members[0]
+        if placed is not None:
+            # The next group was read meanwhile. Its float32 takes the place of the last one's, and not one behind it.
+            placed.block_until_ready()
         placed = _placed(_joined_rows(parts), _dtype(member, numerics), device)
         if group.name in forms:
             placed = pack(placed, forms[group.name])
