@@ -188,6 +188,7 @@ def test_recurrent_layers_are_neither_handed_over_nor_taken():
     assert made.engine.view(row).state is SequenceState.FINISHED
 
 
+@pytest.mark.on_jax(most=0)
 def test_a_ring_that_went_round_is_adopted_only_where_it_holds_what_is_seen(backend):
     """Spec X15: a ring of ceil128(16 + 1 - 1 + 16) = 128 that saw 303 positions holds [175, 303): 190 and later."""
     made = caching(layered_checkpoint("window 16", "full"), chunk=1)
@@ -315,6 +316,7 @@ def test_unwind_refusals(made):
         made.engine.release(prefix)
 
 
+@pytest.mark.on_jax(most=0)
 def test_recurrent_state_goes_back_by_its_last_step_and_no_further(backend):
     """Spec 2.1, V11: one step, by the older copy; none when a dropped step has written that."""
     checkpoint = layered_checkpoint("state", "full")

@@ -114,6 +114,7 @@ def test_h_e12_the_place_of_the_temperature_decides_who_survives(xp):
     assert last[0] - last[1] == pytest.approx(early[0] - early[1], abs=LOG_TOLERANCE)  # one division, in either place
 
 
+@pytest.mark.on_jax(most=0)
 def test_each_stage_sees_the_survivors_of_the_one_before(xp):
     """Spec S4: renormalised. Behind top_k 3 the row .40 .25 .15 weighs .5, .3125, .1875."""
     assert kept(xp, params(top_k=3, top_p=0.49)) == [0]

@@ -23,6 +23,7 @@ def alone(ids=PROMPT, **params):
     return served(cache=False, store="dense").answer(ids, **{**SAMPLED, **params})
 
 
+@pytest.mark.on_jax(most=0)
 @pytest.mark.parametrize("store", STORES)
 def test_h_f1_a_seeded_request_is_itself_beside_unseeded_ones(backend, store):
     """Four runs beside a neighbour whose seed is a fresh one each time."""

@@ -126,9 +126,9 @@ def test_logits_that_are_no_numbers_are_no_agreement():
 def test_a_mask_by_multiplication_is_caught(monkeypatch):
     """Spec V6: 0 x NaN is NaN."""
 
-    def multiplied(q, keys, values, table, position, scale, softcap=0.0):
+    def multiplied(q, keys, values, table, *rest):
         behind = values[table[-1]].sum() * np.float32(0)
-        return attend_token(q, keys, values, table, position, scale, softcap) + behind
+        return attend_token(q, keys, values, table, *rest) + behind
 
     monkeypatch.setattr(numpy_context, "attend_token", multiplied)
     assert broken_by(Layered(), layered_checkpoint("full")).startswith("storage: ")
@@ -137,9 +137,9 @@ def test_a_mask_by_multiplication_is_caught(monkeypatch):
 def test_a_ring_that_sees_too_far_is_caught(monkeypatch):
     """Spec V9, V10."""
 
-    def long(q, keys, values, window, position, scale, softcap=0.0):
+    def long(q, keys, values, window, position, *rest):
         beyond = window + (position >= keys.shape[1] == 128)  # the ring of pieces of one token
-        return attend_window(q, keys, values, beyond, position, scale, softcap)
+        return attend_window(q, keys, values, beyond, position, *rest)
 
     monkeypatch.setattr(numpy_context, "attend_window", long)
     message = broken_by(Layered(), layered_checkpoint("window 16"))

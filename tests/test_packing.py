@@ -17,7 +17,6 @@ from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.byte_tokenizer import EOS
 from mlxcel.testing.scripted import SCRIPTED_KV
 
-
 NO_ARRAYS = ("sampling", "scores", "__weakref__")
 """Of a StepPlan."""
 

@@ -235,6 +235,7 @@ def alone(backend, model):
     return sampler.traces
 
 
+@pytest.mark.on_jax(most=0)
 def test_h_e9_h_e13_rows_in_company_are_the_rows_alone(model, alone):
     """Spec S33, S47: mu moves no neighbour, no neighbour moves mu; a greedy row keeps its penalties beside mirostat."""
     engine, sampler = make(model)

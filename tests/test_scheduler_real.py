@@ -128,6 +128,7 @@ def test_company_storage_cache_preemption_and_order_change_no_bit(layers, arm, a
     assert (preempted > 0) is (pages is not None)
 
 
+@pytest.mark.on_jax(most=0)
 def test_h_f1_h_f3_h_f4_seeded_rows_among_unseeded_ones(backend):
     """H-F1, H-F3, H-F4: seeds 1, 1, 2, 2 and two of their own, shuffled: each by its own, token 1 included."""
     prompt = ids_of(9).astype(np.int32)

@@ -51,7 +51,10 @@ PLACES = {0: 2, 7: 0, 3: 1}
 """Tokens of three rows, and which of them is at a place among eight; the others are padding."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=[] if n in ("llama, untied", "qwen3") else pytest.mark.slow) for n in MODELS],
+)
 def model(request):
     family, overrides = MODELS[request.param]
     return family(), random_checkpoint(family(), {**SMALL, **overrides}, seed=3)
