@@ -103,6 +103,29 @@ def merge(old: Partial, new: Partial, spread: Callable[[jax.Array], jax.Array]) 
     return m, total, add_scaled(old[2], spread(by), new[2], spread(by_added))
 
 
+def merge_run(
+    old: Partial,
+    first: jax.Array,
+    used: jax.Array,
+    maxima: list[jax.Array],
+    sums: list[jax.Array],
+    values: list[jax.Array],
+    spread: Callable[[jax.Array], jax.Array],
+) -> Partial:
+    """`old` with the partials `first`, first + 1, … of a row that has `used`, in index order; those behind its last
+    change nothing. All maxima come first, so that the chain of factors is short."""
+    steps, m = [], old[0]
+    for s, greatest in enumerate(maxima):
+        here = first + s < used
+        m, by, by_added = factors(m, jnp.where(here, greatest, FLOOR))
+        steps.append((by, by_added * jnp.where(here, 1.0, 0.0)))
+    _, total, acc = old
+    for s, (by, by_added) in enumerate(steps):
+        total = add_scaled(total, by, sums[s], by_added)
+        acc = add_scaled(acc, spread(by), values[s], spread(by_added))
+    return m, total, acc
+
+
 def finish(total: jax.Array, values: jax.Array, spread: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Weighted values over their sum; zeros where nothing was seen."""
     return values / spread(jnp.where(total == 0, 1.0, total))

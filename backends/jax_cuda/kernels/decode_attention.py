@@ -20,7 +20,6 @@ from mlxcel_jax_cuda.kernels import attention
 from mlxcel_jax_cuda.kernels.attention import (
     BLOCK,
     FAST,
-    FLOOR,
     HALF,
     MASKED,
     SLOT,
@@ -335,16 +334,7 @@ def _combine(parts: jax.Array, stats: jax.Array, rows: jax.Array, *, group: int)
                 [load(stats_g.at[s, head, which, part_n], WGMMA.reduce(0)) for s in index] for which in (0, 1)
             )
             values = [load(parts_g.at[s, head, part_d, part_n]) for s in index]
-            steps, m = [], old[0]
-            for s in range(FAN):  # a partial past the row's last changes nothing
-                here = i * FAN + s < used
-                m, by, by_added = attention.factors(m, jnp.where(here, maxima[s], FLOOR))
-                steps.append((by, by_added * jnp.where(here, 1.0, 0.0)))
-            _, total, acc = old
-            for s, (by, by_added) in enumerate(steps):
-                total = attention.add_scaled(total, by, sums[s], by_added)
-                acc = attention.add_scaled(acc, spread(by), values[s], spread(by_added))
-            return m, total, acc
+            return attention.merge_run(old, i * FAN, used, maxima, sums, values, spread)
 
         begin, rounds = attention.start(WGMMA, (HALF, 8), 0), lax.div(used + FAN - 1, jnp.int32(FAN))
         _, total, acc = lax.fori_loop(0, rounds, add_some, begin)

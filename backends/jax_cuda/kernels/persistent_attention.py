@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels import attention
-from mlxcel_jax_cuda.kernels.attention import BLOCK, FLOOR, HALF, MASKED, Scoring
+from mlxcel_jax_cuda.kernels.attention import BLOCK, HALF, MASKED, Scoring
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, plgpu, store, store_tokens
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
@@ -218,16 +218,7 @@ class Attention:
                 found = self.exchange.sums([self.partials.at[place, s, head, part] for s in index], stats)
                 self.watch.moment(layer, "attention", "parts seen")
                 values, maxima, sums = found[:FAN], found[FAN : 2 * FAN], found[2 * FAN :]
-                steps, m = [], old[0]
-                for s in range(FAN):  # a partial past the row's last changes nothing
-                    here = i * FAN + s < used
-                    m, by, by_added = attention.factors(m, jnp.where(here, maxima[s], FLOOR))
-                    steps.append((by, by_added * jnp.where(here, 1.0, 0.0)))
-                _, total, acc = old
-                for s, (by, by_added) in enumerate(steps):
-                    total = attention.add_scaled(total, by, sums[s], by_added)
-                    acc = attention.add_scaled(acc, _spread(by), values[s], _spread(by_added))
-                return m, total, acc
+                return attention.merge_run(old, i * FAN, used, maxima, sums, values, _spread)
 
             begin = attention.start(WGMMA, (TILE, COLUMNS), 0)
             _, total, acc = lax.fori_loop(0, lax.div(used + FAN - 1, jnp.int32(FAN)), add_some, begin)
