@@ -29,6 +29,7 @@ from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import CheckpointError, PluginError
 from mlxcel.finite_weights import FiniteWeights
 from mlxcel.footprint import Footprint
+from mlxcel.kept_weights import KeptWeights
 from mlxcel.kv_allocation import start_with_kv
 from mlxcel.kv_setup import Rows, make_cache, make_store, page_size, plan_rows, save_cache
 from mlxcel.memory_plan import MemoryPlan, MemorySettings, memory_here, storage_name
@@ -132,6 +133,7 @@ def load_model(
     scheduled: bool = False,
     checkpoint: Checkpoint | None = None,
     tokenizer: Tokenizer | None = None,
+    kept: KeptWeights | None = None,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> LoadedModel:
@@ -139,7 +141,7 @@ def load_model(
     where it has to be, and loaded. `say` gets lines for people: the backend and why, a licence that asks something, a
     context that was lowered. `slots` rows can be open at once; `scheduled`, as many as `--parallel` says, with a prompt
     cache unless that is off. `checkpoint` takes the place of the model that `config` names, and is closed with what is
-    returned; `tokenizer` that of the checkpoint's own.
+    returned; `tokenizer` that of the checkpoint's own. `kept` has this model's weights, or keeps them from now on.
 
     Raises the errors of mlxcel/errors.py; nothing stays open then.
     """
@@ -155,7 +157,7 @@ def load_model(
             found = ResolvedModel(checkpoint.path, checkpoint.path.name, checkpoint.format, None)
             started = clock()
         held.callback(checkpoint.close)
-        model = _assemble(config, manager, parts, found, checkpoint, tokenizer, timed, say, clock, held)
+        model = _assemble(config, manager, parts, found, checkpoint, tokenizer, kept, timed, say, clock, held)
         times = LoadTimes(clock() - started, timed.seconds.get("download"))
         return LoadedModel(**model, times=times, held=held.pop_all())
 
@@ -243,6 +245,7 @@ def _assemble(
     found: ResolvedModel,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer | None,
+    kept: KeptWeights | None,
     progress: Progress,
     say: Callable[[str], None],
     clock: Callable[[], float],
@@ -282,11 +285,17 @@ def _assemble(
     dtype = backend.caps.dtype
     footprint = Footprint.of(family, model_config)
     memory = memory_here(MemorySettings.of(config, rows=parts.rows.most, dtype=dtype), backend.memory())
+    if kept is not None:
+        memory = kept.beside(memory)
     plan = partial(plan_rows, footprint, config, parts.rows, memory, dtype=dtype, cached=parts.cached)
     plan().admitted()  # before a weight is read
     held.callback(backend.close)
     weights = FiniteWeights(checkpoint) if config.debug_numerics else checkpoint
-    backend.load(family, model_config, weights, progress)
+    read = partial(backend.load, family, model_config, weights, progress)
+    if kept is None:
+        read()
+    else:
+        kept.load(backend, read, lambda: choose_backend(config, manager).backend)
     replan = partial(plan, weights=backend.weight_bytes)
     sampler = parts.sampler(vocab=vocab, tokenizer=tokenizer, processors=_processors(manager, vocab, tokenizer))
     observers = Observers(tuple(manager.observers().values()))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlxcel.core.checkpoint import Checkpoint
     from mlxcel.core.source import Progress
     from mlxcel.core.tokenizer import Tokenizer
+    from mlxcel.kept_weights import KeptWeights
     from mlxcel.plugins.manager import PluginManager
 
 
@@ -70,15 +71,24 @@ def serve(
     warm: bool = False,
     checkpoint: Checkpoint | None = None,
     tokenizer: Tokenizer | None = None,
+    kept: KeptWeights | None = None,
     say: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Serving:
     """Load the model and start its scheduler; with `warm`, unless `--no-warmup` says otherwise, wait for rows that go
-    all the way of a request. `checkpoint` and `tokenizer` are as for `load_model`. Raises as that does;
+    all the way of a request. `checkpoint`, `tokenizer` and `kept` are as for `load_model`. Raises as that does;
     UsageError for a scheduler option that this backend or level cannot honour, EngineUnhealthy for one that does not
     get through the rows."""
     model = load_model(
-        config, manager, progress, scheduled=True, checkpoint=checkpoint, tokenizer=tokenizer, say=say, clock=clock
+        config,
+        manager,
+        progress,
+        scheduled=True,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        kept=kept,
+        say=say,
+        clock=clock,
     )
     try:
         settings = scheduler_settings(config, model, max_queue_depth)

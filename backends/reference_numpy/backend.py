@@ -82,6 +82,9 @@ class NumpyBackend:
     def load(self, family: ModelFamily, config: Any, checkpoint: Checkpoint, progress: Progress) -> None:
         self._model = _Model(family, config, load_weights(family.schema(config), checkpoint, progress))
 
+    def take_weights(self, other: NumpyBackend) -> None:
+        self._model = other._loaded()
+
     def start(self, layout: KVLayout, sampler: Sampler) -> None:
         tokens, observed = np.zeros(layout.slots, np.int32), np.zeros(layout.slots, np.float32)
         self._running = _Running(sampler, layout, make_storage(layout), tokens, observed)

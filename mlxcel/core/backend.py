@@ -195,6 +195,15 @@ class WatchesNumerics(Protocol):
 
 
 @runtime_checkable
+class SharesWeights(Protocol):
+    """A backend whose weights another one of its class, made with the same settings, can use as well."""
+
+    def take_weights(self, other: Any) -> None:
+        """In the place of `load`: the model that `other` has loaded, which keeps it too."""
+        ...
+
+
+@runtime_checkable
 class WarmsUp(Protocol):
     """A backend that compiles. One that has this method is called once, behind `start` and before the first step."""
 
