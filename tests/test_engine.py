@@ -316,6 +316,25 @@ def test_prefill_and_step_are_loops_over_the_same_parts():
     assert (loops.backend.steps, loops.backend.tokens) == (hand.backend.steps, hand.backend.tokens)
 
 
+def test_a_piece_is_started_before_the_one_ahead_of_it_is_read():
+    """Spec P11, C52: one step ahead at most; and none is left behind by a caller that gives up."""
+    it = scripted({"a": HELLO})
+    row, plan = opened(it.engine, "a", b"abcdefgh", chunk=2)
+    started = []
+
+    def stop_at_the_second(span):
+        started.append(it.backend.steps)
+        if span == plan.pieces[1]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        it.engine.prefill(row, plan, stop_at_the_second)
+    assert started == [2, 3]
+    assert it.engine.view(row).stored == plan.pieces[2].end
+    assert it.engine.prefill(row, plan).token == HELLO[0]
+    assert it.backend.steps == len(plan.pieces) == 4
+
+
 def test_a_cancelled_row_keeps_its_text_and_gives_its_tail():
     euro = "€".encode()
     it = scripted({"a": [ord("a"), *euro]})

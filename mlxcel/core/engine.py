@@ -268,8 +268,9 @@ class Engine(KVCalls):
     def prefill(
         self, sequence_id: int, plan: PrefillPlan, on_piece: Callable[[Span], None] = lambda span: None
     ) -> RowOutcome:
-        """Run the pieces of a plan from what is stored on: a loop of reserve, submit, collect. The last outcome, or the
-        first error. A row that has ended already runs nothing. `on_piece` is told of each piece that ran."""
+        """Run the pieces of a plan from what is stored on, each started before the one ahead of it is read where the
+        backend can. The last outcome, or the first error. A row that has ended already runs nothing. `on_piece` is told
+        of each piece that ran."""
         row = self._rows.get(sequence_id)
         self._check_idle()
         if row.state is SequenceState.FINISHED:
@@ -279,12 +280,22 @@ class Engine(KVCalls):
             raise BatchShapeError(
                 f"sequence {sequence_id} has {row.stored} positions, the plan's pieces start at {starts}"
             )
+        most = MAX_OUTSTANDING if self._backend.caps.run_ahead else 1
+        waiting, flying = deque(range(starts.index(row.stored), len(plan.pieces))), deque[tuple[Ticket, Span]]()
         outcome = RowOutcome(sequence_id)
-        for index in range(starts.index(row.stored), len(plan.pieces)):
-            outcome = self._turn([Piece(sequence_id, plan, index)])[0]
-            if outcome.error is not None:
-                break
-            on_piece(plan.pieces[index])
+        try:
+            while (waiting or flying) and outcome.error is None:
+                if waiting and len(flying) < most:
+                    piece = [Piece(sequence_id, plan, waiting.popleft())]
+                    self.reserve(piece)
+                    flying.append((self.submit(piece), plan.pieces[piece[0].index]))
+                    continue
+                ticket, span = flying.popleft()
+                outcome = self.collect(ticket)[0]
+                if outcome.error is None:
+                    on_piece(span)
+        finally:  # of a row that failed, or of a caller that was interrupted
+            self.drop_steps()
         return outcome
 
     def step(self, sequence_ids: Listing[int]) -> list[RowOutcome]:
