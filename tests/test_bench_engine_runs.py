@@ -133,11 +133,14 @@ def test_copies_are_measured_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch
     """6.6: 9. Before the first cell, for the header and the rows, and behind the last one of all paths."""
     copied: list[str] = []
 
-    def copy(platform: str, device: str) -> float:
-        copied.append(platform)
-        return 100.0 * len(copied)
+    def copying(platform: str, device: str) -> Callable[[], float]:
+        def copy() -> float:
+            copied.append(platform)
+            return 100.0 * len(copied)
 
-    monkeypatch.setattr("mlxcel.tools.bench_engine.copy_gb_s", copy)
+        return copy
+
+    monkeypatch.setattr("mlxcel.tools.bench_engine.copying", copying)
     ran = bench(*[each for each in SHORT if each != "--no-copy-bandwidth"])
     assert copied == ["cpu", "cpu"]
     (head,), rows, summaries = (lines(ran, kind) for kind in ("header", "row", "summary"))

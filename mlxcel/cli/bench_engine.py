@@ -129,7 +129,11 @@ def command(
                     raise
                 give_up_stdout()  # the file and the exit code are still wanted
 
-        bench_engine(measured, config, context.plugins(), context.progress(), emit=emit, say=context.say)
+        watched = context.verbosity > 0 or (sys.stderr.isatty() and not context.quiet)
+        bench_engine(
+            measured, config, context.plugins(), context.progress(), emit=emit, say=context.say,
+            follow=context.say if watched else lambda line: None,
+        )  # fmt: skip
 
 
 def _require_one_chunk(context: CliContext) -> None:

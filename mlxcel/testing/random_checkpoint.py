@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -149,9 +150,15 @@ class RandomCheckpoint:
         else:
             centre, spread = 0.0 if info.name.endswith("bias") else 1.0, NORM_SPREAD
         if (centre, spread) not in self._made:
-            drawn = np.random.default_rng(self.seed).standard_normal(PERIOD, np.float32)
-            self._made[centre, spread] = _bfloat16(drawn * np.float32(spread) + np.float32(centre))
+            values = self._drawn * np.float32(spread)
+            values += np.float32(centre)
+            self._made[centre, spread] = _bfloat16(values)
         return self._made[centre, spread]
+
+    @cached_property
+    def _drawn(self) -> np.ndarray:
+        """float32 [PERIOD] of variance 1 around 0."""
+        return np.random.default_rng(self.seed).standard_normal(PERIOD, np.float32)
 
     def close(self) -> None:
         """Holds no file."""

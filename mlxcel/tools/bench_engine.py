@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +14,16 @@ import attrs
 
 from mlxcel.choose_backend import choose_backend
 from mlxcel.errors import MlxcelError, UsageError
+from mlxcel.kept_weights import KeptWeights
 from mlxcel.tools.bench.asked import Asked
 from mlxcel.tools.bench.cells import Cell, CellPlan, Path, cell_of, plan_cells
 from mlxcel.tools.bench.clients import Client, open_client
 from mlxcel.tools.bench.compare import Base, require_held
-from mlxcel.tools.bench.device import copy_gb_s
+from mlxcel.tools.bench.device import copying
 from mlxcel.tools.bench.measure import Measuring, Record
 from mlxcel.tools.bench.records import header, summary
 from mlxcel.tools.bench.report import table
+from mlxcel.tools.bench.spent import Spent, process_age
 from mlxcel.tools.bench.traffic import Traffic, traffic_of
 from mlxcel.tools.bench.watch import Clock
 from mlxcel.tools.model_choice import ChosenModel, chosen_model
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
     from mlxcel.core.source import Progress
     from mlxcel.plugins.manager import PluginManager
+
+log = logging.getLogger("mlxcel.bench")
 
 
 def bench_engine(
@@ -39,9 +44,11 @@ def bench_engine(
     *,
     emit: Callable[[Record], None],
     say: Callable[[str], None],
+    follow: Callable[[str], None] = lambda line: None,
     clock: Clock = time.perf_counter_ns,
 ) -> None:
-    """Run every cell; `emit` gets each record as it is measured, `say` the lines for people.
+    """Run every cell; `emit` gets each record as it is measured, `say` the lines for people, and `follow` one as each
+    run ends, for those who wait.
 
     UsageError for what cannot be measured so, before anything is; behind the records, FiguresLost for what is slower
     than it was, MlxcelError for a run that was not what was asked for.
@@ -58,9 +65,13 @@ def bench_engine(
     chosen = chosen_model(config, manager, random_weights=asked.random_weights, weights_seed=asked.weights_seed)
     for note in plan.notes:
         say(note)
-    run = _Run(asked, plan, base, chosen, config, manager, progress, emit, say, clock)
+    spent = Spent(clock)
+    if (age := process_age()) is not None:
+        spent.seconds["start"] = age
+    run = _Run(asked, plan, base, chosen, config, manager, progress, emit, say, follow, clock, spent)
     run.cells()
     run.conclude()
+    log.info("%s", spent.line)
 
 
 @attrs.define
@@ -74,32 +85,49 @@ class _Run:
     progress: Progress
     emit: Callable[[Record], None]
     say: Callable[[str], None]
+    follow: Callable[[str], None]
     clock: Clock
+    spent: Spent
+    kept: KeptWeights = attrs.field(factory=KeptWeights)
     rows: list[Record] = attrs.field(factory=list)
     copies: list[float] = attrs.field(factory=list)
 
     def cells(self) -> None:
         """One engine at a time, and none while memory is copied: an engine may have taken all of it."""
-        platform = choose_backend(self.config, self.manager).backend.caps.platform
-        self._copy(platform)
-        copied = self.copies[0] if self.copies else None
-        measuring = Measuring(self.asked, self.config, self.chosen, platform, copied, self.say, self.clock)
-        for place, (path, cells) in enumerate(self.plan.cells.items()):
-            client = self._open(path, cells)
+        with self.spent.on("backend"):
+            platform = choose_backend(self.config, self.manager).backend.caps.platform
+        copy = copying(platform, self.config.device) if self.asked.copies else None
+        with settled_objects():
+            self._copy(copy)
             try:
-                traffic = traffic_of(self.chosen, client.model, self.manager)
-                if place == 0:
-                    self._begin(client, traffic)
-                for cell in cells:
-                    with no_collections():
-                        for row in measuring.rows(cell, client, traffic):
-                            self.rows.append(row)
-                            self.emit(row)
+                for path, cells in self.plan.cells.items():
+                    self._path(path, cells, platform)
             finally:
+                self.kept.close()
+            self._copy(copy)
+
+    def _path(self, path: Path, cells: Sequence[Cell], platform: str) -> None:
+        copied = self.copies[0] if self.copies else None
+        measuring = Measuring(
+            self.asked, self.config, self.chosen, platform, copied, self.say, self.follow, self.clock, self.spent
+        )
+        with self.spent.on(f"opening {path}"):
+            client = self._open(path, cells)
+        try:
+            traffic = traffic_of(self.chosen, client.model, self.manager)
+            if not self.rows:
+                with self.spent.on("header"):
+                    self._begin(client, traffic)
+            for cell in cells:
+                with no_collections():
+                    for row in measuring.rows(cell, client, traffic):
+                        self.rows.append(row)
+                        self.emit(row)
+        finally:
+            with self.spent.on("closing"):
                 client.close()
-            del client
-            gc.collect()  # what it held is free before the next one counts the memory
-        self._copy(platform)
+                del client
+                gc.collect()  # what it held is free before the next one counts the memory
 
     def conclude(self) -> None:
         """Behind all cells: their summaries, the table, and what is wrong with it."""
@@ -124,7 +152,15 @@ class _Run:
     def _open(self, path: Path, cells: Sequence[Cell]) -> Client:
         rows = max(cell.batch for cell in cells)
         return open_client(
-            path, self.chosen, self.config, self.manager, self.progress, rows=rows, say=self.say, clock=self.clock
+            path,
+            self.chosen,
+            self.config,
+            self.manager,
+            self.progress,
+            rows=rows,
+            kept=self.kept,
+            say=self.say,
+            clock=self.clock,
         )
 
     def _begin(self, client: Client, traffic: Traffic) -> None:
@@ -142,9 +178,23 @@ class _Run:
             self.base.require_same(found)
         self.emit(found)
 
-    def _copy(self, platform: str) -> None:
-        if self.asked.copies:
-            self.copies.append(copy_gb_s(platform, self.config.device))
+    def _copy(self, copy: Callable[[], float] | None) -> None:
+        if copy is not None:
+            with self.spent.on("copies"):
+                self.copies.append(copy())
+
+
+@contextmanager
+def settled_objects() -> Iterator[None]:
+    """Objects that are there, most of them of imported modules, stay: no collection looks through them. Whoever froze
+    some before says when that is over."""
+    mine = gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlxcel.core.request import SequenceSpec
     from mlxcel.core.result import RequestResult
     from mlxcel.core.source import Progress
+    from mlxcel.kept_weights import KeptWeights
     from mlxcel.load import LoadedModel
     from mlxcel.plugins.manager import PluginManager
     from mlxcel.serve_engine import Serving
@@ -119,21 +120,22 @@ def open_client(
     progress: Progress,
     *,
     rows: int,
+    kept: KeptWeights,
     say: Callable[[str], None],
     clock: Clock,
 ) -> Client:
     """With the model loaded, and no program compiled yet: a cell compiles its own when it is warmed up. No prompt is
-    kept. The scheduler has the rows that `serve` would have, or `rows` where that are more and nobody says how many;
+    cached. The scheduler has the rows that `serve` would have, or `rows` where that are more and nobody says how many;
     UsageError where it cannot have them."""
     watch = StepWatch(clock)
     config = attrs.evolve(config, enable_prefix_caching=False, no_warmup=True)
     if path == "direct":
-        model = chosen.load(config, manager, progress, say=say)
+        model = chosen.load(config, manager, progress, kept=kept, say=say)
         model.observers.add(watch)
         return DirectClient(model, watch, clock, run_ahead=not config.force_sync)
     if config.max_num_seqs is None and rows > Rows.of(config, choose_backend(config, manager).backend.caps).most:
         config = attrs.evolve(config, max_num_seqs=rows)
-    serving = chosen.serve(config, manager, progress, max_queue_depth=rows, say=say)
+    serving = chosen.serve(config, manager, progress, max_queue_depth=rows, kept=kept, say=say)
     serving.model.observers.add(watch)
     try:
         slots = serving.model.engine.settings.slots

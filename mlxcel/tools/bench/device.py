@@ -25,12 +25,18 @@ TURNS: Final = 8
 """Copies of one call on a GPU: its start is none of the memory's time."""
 
 
-def copy_gb_s(platform: str, device: str) -> float:
-    """10^9 bytes a second, read and written together, the best of BEST_OF behind one to warm up. `device` is the option
-    of that name. CapacityError where there is no room for two such arrays."""
-    once, moved = _on_gpu(device) if platform == "cuda" else _on_host()
-    once()
-    return moved / min(_seconds(once) for _ in range(BEST_OF)) / 1e9
+def copying(platform: str, device: str) -> Callable[[], float]:
+    """Measures when it is called: 10^9 bytes a second, read and written together, the best of BEST_OF behind one to
+    warm up. It holds no memory between its calls, and what it compiled. `device` is the option of that name.
+    CapacityError where there is no room for two such arrays."""
+    prepared = _on_gpu(device) if platform == "cuda" else _on_host
+
+    def copy() -> float:
+        once, moved = prepared()
+        once()
+        return moved / min(_seconds(once) for _ in range(BEST_OF)) / 1e9
+
+    return copy
 
 
 def peak_bytes(platform: str, device: str) -> int:
@@ -53,7 +59,7 @@ def _on_host() -> tuple[Callable[[], Any], int]:
     return lambda: np.copyto(target, source), 2 * CPU_BYTES
 
 
-def _on_gpu(device: str) -> tuple[Callable[[], Any], int]:
+def _on_gpu(device: str) -> Callable[[], tuple[Callable[[], Any], int]]:
     import jax
     import jax.numpy as jnp
 
@@ -65,16 +71,19 @@ def _on_gpu(device: str) -> tuple[Callable[[], Any], int]:
         copied: jax.Array = jax.lax.fori_loop(0, TURNS, lambda _, y: y * 0.5, x)
         return copied
 
-    try:
-        with jax.default_device(gpu):
-            values = jax.block_until_ready(jnp.ones(GPU_BYTES // 4, jnp.float32))  # type: ignore[no-untyped-call]
-            jax.block_until_ready(copies(values))  # type: ignore[no-untyped-call]
-    except jax.errors.JaxRuntimeError as error:
-        raise CapacityError(
-            f"the device has no room to copy {GPU_BYTES} bytes",
-            hint="--no-copy-bandwidth leaves the copy out; see what else runs on the device",
-        ) from error
-    return lambda: jax.block_until_ready(copies(values)), 2 * TURNS * GPU_BYTES  # type: ignore[no-untyped-call]
+    def prepared() -> tuple[Callable[[], Any], int]:
+        try:
+            with jax.default_device(gpu):
+                values = jax.block_until_ready(jnp.ones(GPU_BYTES // 4, jnp.float32))  # type: ignore[no-untyped-call]
+                jax.block_until_ready(copies(values))  # type: ignore[no-untyped-call]
+        except jax.errors.JaxRuntimeError as error:
+            raise CapacityError(
+                f"the device has no room to copy {GPU_BYTES} bytes",
+                hint="--no-copy-bandwidth leaves the copy out; see what else runs on the device",
+            ) from error
+        return lambda: jax.block_until_ready(copies(values)), 2 * TURNS * GPU_BYTES  # type: ignore[no-untyped-call]
+
+    return prepared
 
 
 def _gpu(device: str) -> Any:

@@ -12,6 +12,7 @@ from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import MlxcelError
 from mlxcel.tools.bench.cases import case_params
 from mlxcel.tools.bench.device import peak_bytes
+from mlxcel.tools.bench.spent import Spent
 from mlxcel.tools.bench.timing import MS, figures
 from mlxcel.tools.bench.watch import Clock, WatchedRow, times
 
@@ -38,7 +39,9 @@ class Measuring:
     platform: str
     copied: float | None
     say: Callable[[str], None]
+    follow: Callable[[str], None]
     clock: Clock
+    spent: Spent
 
     def rows(self, cell: Cell, client: Client, traffic: Traffic) -> Iterator[Record]:
         """Each record as its run ends."""
@@ -54,12 +57,16 @@ class Measuring:
         # Rows of a batch come to their first token one after the other, so that it goes through more programs than a
         # few tokens of it would show.
         few = cell.max_tokens if cell.batch > 1 else min(asked.warmup_tokens, cell.max_tokens)
-        began = self.clock()
-        client.run(prompts, params.clone(max_tokens=few))
+        began, before = self.clock(), compiled(model.engine)
+        with self.spent.on("warm-up"):
+            client.run(prompts, params.clone(max_tokens=few))
         warmup_ms = (self.clock() - began) / MS
+        words = f"{cell.path}, prompt of {length}, rows {cell.batch}"
+        self.follow(f"{words}: warm-up {warmup_ms / 1e3:.2f} s, {compiled(model.engine) - before} programs compiled")
         for repeat in range(1, asked.repeats + 1):
             before = compiled(model.engine)
-            ran = client.run(prompts, params)
+            with self.spent.on("runs"):
+                ran = client.run(prompts, params)
             compiles = compiled(model.engine) - before
             seen = client.watch.rows()
             require_tokens(seen, cell)
@@ -85,6 +92,10 @@ class Measuring:
                 "warmup_ms": warmup_ms,
                 "memory_peak_bytes": peak_bytes(self.platform, self.config.device),
             }
+            self.follow(
+                f"{words}: run {repeat} of {asked.repeats}, first token {row['ttft_ms']:.1f} ms, "
+                f"{row['decode_tok_s']:.1f} tok/s a row"
+            )
             yield {**row, "note": note_of(row)}
 
 
