@@ -92,6 +92,8 @@ class BackendCaps:
     prefill_widths: tuple[int, ...] = ()  # padded widths at R0; () pads nothing
     r1_rows: int = 0  # the one width of a decode at R1; more rows are several forwards
     r1_tokens: int = 0  # the one width of a piece at R1
+    decode_run: int = 1  # decode steps that one `submit_run` takes; 1: it has none
+    run_rows: int = 0  # most rows of such a run
     compiled: bool = False  # it compiles what it runs: steps are packed for the sampler's closed list of stage sets
 
     def piece_width(self, length: int, level: Level) -> int:
@@ -165,6 +167,19 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free device memory; harmless when called again."""
+        ...
+
+
+@runtime_checkable
+class RunsSteps(Protocol):
+    """A backend whose caps say a `decode_run` of more than one step."""
+
+    def submit_run(self, plans: Sequence[StepPlan]) -> list[Any]:
+        """Start so many decode steps of the same rows, each behind the one before it, with the bits of as many calls of
+        `submit`: a handle for `read` of each. Page copies are in the first plan alone. An exception is all of theirs.
+
+        Every row draws in every step, is memoryless (`Sampler.memoryless`) and wants neither log-probabilities nor
+        what its draws observed."""
         ...
 
 

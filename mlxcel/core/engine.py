@@ -12,15 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from mlxcel.core.backend import Backend, BackendCaps, Compilations, CountsCompilations, DeviceMemory, Level
+from mlxcel.core.backend import Backend, BackendCaps, Compilations, CountsCompilations, DeviceMemory, Level, RunsSteps
 from mlxcel.core.engine_parts import EngineParts
 from mlxcel.core.finish import Ending, Finish
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.kv_calls import KVCalls
 from mlxcel.core.observe import Observers
-from mlxcel.core.packing import pack_step
-from mlxcel.core.parts import check_parts, part_length
-from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, RowOutcome, Scores, Span, StepReport, StepResult, Ticket
+from mlxcel.core.packing import pack_behind, pack_step
+from mlxcel.core.parts import can_run, check_parts, part_length
+from mlxcel.core.plan import (
+    Decode,
+    Part,
+    Piece,
+    PrefillPlan,
+    RowOutcome,
+    Scores,
+    Span,
+    StepPlan,
+    StepReport,
+    StepResult,
+    Ticket,
+)
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.reserved import Reserved
 from mlxcel.core.resolving import Resolving
@@ -39,7 +51,7 @@ from mlxcel.errors import (
 log = logging.getLogger("mlxcel.engine")
 
 MAX_OUTSTANDING = 2
-"""Steps that may be submitted and not collected: the one that is read, and one ahead."""
+"""Steps, or runs of steps, that may be submitted and not collected: the one that is read, and one ahead."""
 
 
 class Engine(KVCalls):
@@ -140,6 +152,16 @@ class Engine(KVCalls):
         """Whether the row's next draw may be submitted before the one in flight is read (spec C51)."""
         return self._sampler.closed(self._rows.get(sequence_id).sampler_state)
 
+    def run_length(self, parts: Listing[Part]) -> int:
+        """How many steps of these parts may be submitted together now (spec C54): the backend's `decode_run`, or 1."""
+        caps = self._backend.caps
+        longest = caps.decode_run
+        if longest == 1 or len(parts) > caps.run_rows or self._kv_spec.windowed or self._kv_spec.recurrent:
+            return 1
+        if any(isinstance(part, Piece) for part in parts):
+            return 1
+        return longest if all(can_run(row, longest) for row in self._rows.get_all(parts)) else 1
+
     # --- rows -----------------------------------------------------------------------------------------------------
 
     def cancel(self, sequence_id: int, cause: str = "cancelled") -> RowOutcome:
@@ -183,32 +205,42 @@ class Engine(KVCalls):
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def reserve(self, parts: Listing[Part]) -> None:
-        """Reserve every position the parts will write, or none. Replaces a reservation that was not submitted."""
+    def reserve(self, parts: Listing[Part], steps: int = 1) -> None:
+        """Reserve every position the parts will write, or none; for `submit_run` those of so many steps. Replaces a
+        reservation that was not submitted."""
         self._check_healthy()
-        rows, drawing = self._check(parts)
+        rows, drawing = self._check(parts, steps)
         self._reserved = None
         seated = self._rows.seat_all(rows)
         try:
-            self._kv.reserve([(part.sequence_id, part_length(part)) for part in parts])
+            self._kv.reserve([(part.sequence_id, steps * part_length(part)) for part in parts])
         except BaseException:
             self._rows.unseat_all(seated)
             raise
-        self._reserved = Reserved(tuple(parts), rows, drawing)
+        self._reserved = Reserved(tuple(parts), rows, drawing, steps)
 
     def submit(self, parts: Listing[Part]) -> Ticket:
-        """Start one step over reserved parts. At most two steps are outstanding."""
+        """Start one step over reserved parts. At most two steps, or runs of steps, are outstanding."""
+        return self._submit(tuple(parts), 1)[0]
+
+    def submit_run(self, parts: Listing[Decode], steps: int) -> tuple[Ticket, ...]:
+        """Start `steps` decode steps over the same rows, as many as `run_length` says and were reserved, in one call of
+        the backend: a ticket of each. A row that ends on the way has what is behind its end dropped (spec C54)."""
+        return self._submit(tuple(parts), steps)
+
+    def _submit(self, own: tuple[Part, ...], steps: int) -> tuple[Ticket, ...]:
         self._check_healthy()
-        own, reserved = tuple(parts), self._reserved
-        if reserved is not None and reserved.checked and reserved.parts == own:
+        reserved = self._reserved
+        is_reserved = reserved is not None and (reserved.parts, reserved.steps) == (own, steps)
+        if reserved is not None and reserved.checked and is_reserved:
             rows, drawing = reserved.rows, reserved.drawing
         else:
-            rows, drawing = self._check(own)
-        if len(self._steps) >= MAX_OUTSTANDING:
+            rows, drawing = self._check(own, steps)
+        if len({step.run for step in self._steps}) >= MAX_OUTSTANDING:
             raise BatchShapeError(f"{len(self._steps)} steps are in flight", hint="collect the oldest one first")
         if self._steps and not self._backend.caps.run_ahead:
             raise BatchShapeError("this backend runs one step at a time", hint="collect the step in flight first")
-        if reserved is None or reserved.parts != own:
+        if not is_reserved:
             raise BatchShapeError(
                 "these parts are not the ones reserved", hint="call reserve(parts) with the same list"
             )
@@ -216,29 +248,35 @@ class Engine(KVCalls):
         lengths = tuple(map(part_length, own))
         for ahead in self._steps:
             ahead.followed += rows
-        handle: Any
+        handles: list[Any]
         copies = [(row, copy) for row in rows if (copy := self._kv.page_copy(row.id)) is not None]
         try:
             pages = [copy for _, copy in copies]
             closed = self._backend.caps.compiled
             plan = pack_step(rows, own, lengths, drawing, pages, kv=self._kv, sampler=self._sampler, closed=closed)
             for row, length in zip(rows, lengths, strict=True):
-                self._kv.advance(row.id, length)
-            handle = self._backend.submit(plan)
+                self._kv.advance(row.id, steps * length)
+            if steps == 1:
+                handles = [self._backend.submit(plan)]
+            else:
+                plans = [plan, *pack_behind(plan, rows, steps, sampler=self._sampler, closed=closed)]
+                handles = self._run(plans)
         except Exception as error:  # collect reports it, so that a step fails in one way whenever it fails
             log.debug("step %d was not started", self._next_ticket, exc_info=error)
-            handle = as_fault(error)
+            handles = [as_fault(error)] * steps
         except BaseException:  # an interrupt: there was no step
             self._trim_all()
             for row, _ in copies:  # nobody knows whether its page was copied
                 self._rows.preempt(row)
             raise
-        ticket = Ticket(self._next_ticket, own)
-        self._next_ticket += 1
-        step = Step(ticket, handle, tuple(rows), lengths, drawing)
-        step.begin()
-        self._steps.append(step)
-        return ticket
+        first = self._next_ticket
+        self._next_ticket += steps
+        tickets = tuple(Ticket(number, own) for number in range(first, first + steps))
+        for ticket, handle in zip(tickets, handles, strict=True):
+            step = Step(ticket, handle, tuple(rows), lengths, drawing, first)
+            step.begin()
+            self._steps.append(step)
+        return tickets
 
     def collect(self, ticket: Ticket) -> list[RowOutcome]:
         """Read the oldest step and resolve its rows: one outcome a part, in the order of the parts.
@@ -358,8 +396,12 @@ class Engine(KVCalls):
                     self._rows.preempt(row)
 
     def _fail_step(self, step: Step, fault: BackendFault) -> list[RowOutcome]:
-        """Rows of the step end with the fault; rows outside it go on, or start over when the KV is lost (spec E18)."""
+        """Rows of the step end with the fault; rows outside it go on, or start over when the KV is lost (spec E18).
+        Of a run nothing is read behind the step that failed."""
         number, parts = step.ticket.number, step.ticket.parts
+        for behind in self._steps:
+            if behind.run == step.run:
+                behind.lose()
         self._faults_in_a_row += 1
         log.warning("step %d failed (%d in a row): %s", number, self._faults_in_a_row, fault)
         outcomes = [self._resolving.drop(row) if row.ended else self._rows.fail(row, fault) for row in step.rows]
@@ -377,18 +419,27 @@ class Engine(KVCalls):
         self._observers.step_finished(StepReport(number, parts, tuple(outcomes), 0, {}, fault))
         return outcomes
 
-    def _check(self, parts: Listing[Part]) -> tuple[list[Sequence], tuple[bool, ...]]:
+    def _check(self, parts: Listing[Part], steps: int) -> tuple[list[Sequence], tuple[bool, ...]]:
         """The rows of the parts, and which of them draw."""
         rows = self._rows.get_all(parts)
         longest = self._settings.chunk if self._kv_spec.windowed else None
         drawing = check_parts(rows, parts, mixed=self._backend.caps.mixed_steps, level=self.level, longest=longest)
         for row, draw in zip(rows, drawing, strict=True):
-            if row.drawing and draw and not self._sampler.closed(row.sampler_state):
+            if row.drawing and draw and not (row.runs or self._sampler.closed(row.sampler_state)):
                 raise BatchShapeError(
                     f"sequence {row.id}: its sampler must know the token in flight before the next draw",
                     hint="collect the step in flight first",
                 )
+        if steps != 1 and steps != self.run_length(parts):
+            raise BatchShapeError(f"these parts cannot run {steps} steps together", hint="ask run_length first")
         return rows, drawing
+
+    def _run(self, plans: list[StepPlan]) -> list[Any]:
+        backend = self._backend
+        handles = backend.submit_run(plans) if isinstance(backend, RunsSteps) else []
+        if len(handles) != len(plans):
+            raise BackendFault(f"the backend takes runs of {len(plans)} steps, and started {len(handles)}")
+        return handles
 
     def _rows_change(self) -> None:
         """A reservation stands, and `submit` looks at its parts anew."""

@@ -106,8 +106,10 @@ class EngineLoop:
         self._receive()
         self._expire()
         ahead = self._ahead() if self._flights else None
-        if self._flights and ahead is None:
-            self._flights.collect()
+        if ahead is None:
+            while self._flights:
+                self._flights.collect()
+                self._let_leave()
         self._let_leave()
         if not self._flights:
             self._roster.admit()
@@ -183,7 +185,7 @@ class EngineLoop:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _ahead(self) -> list[Work] | None:
-        """The next step, where it may be submitted before the one in flight is read (spec C51); else None."""
+        """The next step, where it may be submitted before what is in flight is read (spec C51); else None."""
         if not self._settings.run_ahead or self._leaving or len(self._ring) or self._roster.head_fits:
             return None
         work, closed = self._decodes(), self._engine.closed
@@ -193,12 +195,11 @@ class EngineLoop:
         return work
 
     def _step(self, ahead: list[Work] | None) -> bool:
-        """Run what is due, `ahead` of the step in flight where there is one. A step is left in flight where the next
-        one may be submitted before it is read."""
+        """Run what is due, `ahead` of what is in flight where there is something. A step, or a run of steps, is left
+        in flight where the next one may be submitted before it is read."""
         if ahead is not None:
-            if ahead and self._reserved(ahead):
-                self._flights.submit(ahead)
-                self._counters.steps_ahead_total += 1
+            if ahead:
+                self._submit_ahead(ahead)
             self._flights.collect()
             return True
         decodes = self._decodes()
@@ -236,9 +237,21 @@ class EngineLoop:
         }[action]
         return [(row, part) for row, part in wanted if row.state in (RowState.PARKED, RowState.DECODING)]
 
-    def _reserved(self, work: list[Work]) -> bool:
+    def _submit_ahead(self, decodes: list[Work]) -> None:
+        """As many steps of them as may be submitted together and fit; perhaps none."""
+        steps = self._engine.run_length([part for _, part in decodes])
+        if steps > 1 and self._reserved(decodes, steps):
+            self._flights.submit_run(decodes, steps)
+        elif self._reserved(decodes, 1):
+            steps = 1
+            self._flights.submit(decodes)
+        else:
+            return
+        self._counters.steps_ahead_total += steps
+
+    def _reserved(self, work: list[Work], steps: int) -> bool:
         try:
-            self._engine.reserve([part for _, part in work])
+            self._engine.reserve([part for _, part in work], steps)
         except CapacityError:
             return False
         return True

@@ -21,16 +21,18 @@ from mlxcel.errors import BackendFault, EngineUnhealthy
 
 @attrs.define(eq=False)
 class _Flight:
-    """A step that was submitted and not collected."""
+    """A step, or a run of steps over the same parts, that was submitted and not collected."""
 
-    ticket: Ticket
+    tickets: tuple[Ticket, ...]
     rows: tuple[Row, ...]
     drew: tuple[bool, ...]
-    lost: bool = False  # its rows start over: its result says nothing of them
+    lost: bool = False  # its rows start over: what is read of it from now on says nothing of them
+    kv_lost: bool = False  # a step of it took the KV of all rows with it
 
 
 class Flights:
-    """Submits reserved work, reads the oldest step. `reading` adds up the seconds that went into reading."""
+    """Submits reserved work, reads the oldest of what is in flight. `reading` adds up the seconds that went into
+    reading."""
 
     def __init__(
         self,
@@ -44,14 +46,15 @@ class Flights:
     ) -> None:
         self._engine, self._roster, self._delivery = engine, roster, delivery
         self._counters, self._watchdog, self._clock = counters, watchdog, clock
-        self._steps: deque[_Flight] = deque()
+        self._flights: deque[_Flight] = deque()
         self.reading = 0.0
         self.given_up: EngineUnhealthy | None = None  # by the watchdog, while a step was read: it counts no more
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._flights)
 
     def submit(self, work: list[Work]) -> None:
+        """One step."""
         ticket = self._engine.submit([part for _, part in work])
         drew, pieces = [], 0
         for row, part in work:
@@ -66,9 +69,19 @@ class Flights:
             drew.append(draws)
             row.drawing += draws
             row.in_flight += 1
-        self._steps.append(_Flight(ticket, tuple(row for row, _ in work), tuple(drew)))
+        self._flights.append(_Flight((ticket,), tuple(row for row, _ in work), tuple(drew)))
         kind = "decode" if not pieces else "prefill" if pieces == len(work) else "mixed"
         self._counters.steps_total[kind] += 1
+
+    def submit_run(self, decodes: list[Work], steps: int) -> None:
+        """So many steps of the same decodes, each of which draws."""
+        tickets = self._engine.submit_run([row.decode for row, _ in decodes], steps)
+        for row, _ in decodes:
+            row.at += steps
+            row.drawing += steps
+            row.in_flight += steps
+        self._flights.append(_Flight(tickets, tuple(row for row, _ in decodes), (True,) * len(decodes)))
+        self._counters.steps_total["decode"] += steps
 
     def _piece_left(self, row: Row, piece: Piece) -> None:
         """Behind its last piece a row decodes, from the next step on (spec C6)."""
@@ -80,16 +93,24 @@ class Flights:
             row.state = RowState.DECODING
 
     def collect(self) -> None:
-        """Read the oldest step, and what it makes of its rows."""
-        flight = self._steps.popleft()
+        """Read the oldest step, or all steps of a run, and what each makes of its rows."""
+        flight = self._flights.popleft()
+        for ticket in flight.tickets:
+            self._collect(flight, ticket)
+        if flight.kv_lost:
+            while self._flights:
+                self.collect()
+            self._roster.start_over()
+
+    def _collect(self, flight: _Flight, ticket: Ticket) -> None:
         asked = self._clock()
-        outcomes = self._engine.collect(flight.ticket)
+        outcomes = self._engine.collect(ticket)
         now, fault, ended = self._clock(), None, RowState.ENDED
         self.reading += now - asked
         self._watchdog.step_finished()
         if self.given_up is not None:
             raise self.given_up
-        for row, drew, part, outcome in zip(flight.rows, flight.drew, flight.ticket.parts, outcomes, strict=True):
+        for row, drew, part, outcome in zip(flight.rows, flight.drew, ticket.parts, outcomes, strict=True):
             row.in_flight -= 1
             if not flight.lost:
                 row.drawing -= drew
@@ -102,7 +123,7 @@ class Flights:
         if fault is not None:
             self._counters.step_faults_total += 1
             if not fault.kv_intact:
-                self._lose_kv()
+                self._lose_kv(flight)
 
     def _take(self, row: Row, part: Part, outcome: RowOutcome, now: float) -> None:
         if isinstance(part, Piece) and outcome.error is None:
@@ -122,15 +143,13 @@ class Flights:
         elif outcome.cause is not None:
             self._roster.end(row, outcome.cause, outcome.detail)
 
-    def _lose_kv(self) -> None:
-        """What is in flight builds on nothing any more, and every row starts over (spec E18)."""
-        for flight in self._steps:
-            flight.lost = True
-        while self._steps:
-            self.collect()
-        self._roster.start_over()
+    def _lose_kv(self, flight: _Flight) -> None:
+        """What is in flight builds on nothing any more, and every row starts over once it was read (spec E18)."""
+        flight.kv_lost = True
+        for behind in (flight, *self._flights):
+            behind.lost = True
 
     def drop(self) -> None:
         """Wait for what is in flight; it counts for nothing."""
-        while self._steps:
-            self._engine.collect(self._steps.popleft().ticket)
+        self._flights.clear()
+        self._engine.drop_steps()

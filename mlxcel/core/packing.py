@@ -59,6 +59,37 @@ def pack_step(
     )
 
 
+def pack_behind(
+    first: StepPlan, rows: Listing[Sequence], steps: int, *, sampler: Sampler, closed: bool = False
+) -> list[StepPlan]:
+    """The other plans of a run of `steps` decodes, behind the `first`, whose pages hold all of them: as `pack_step`
+    would make them once the one before was in flight. They share its arrays but for what moves: tokens, which the
+    device alone will know, and positions."""
+    states, pending = [row.sampler_state for row in rows], [True] * len(rows)
+    token_ids, copies = np.full(len(rows), CARRY, np.int32), np.zeros((0, 3), np.int32)
+    plans = []
+    for behind in range(1, steps):
+        ends = first.seq_lens + np.int32(behind)
+        plan = StepPlan(
+            token_ids=token_ids,
+            positions=first.positions + np.int32(behind),
+            query_start=first.query_start,
+            seq_lens=ends,
+            page_tables=first.page_tables,
+            slots=first.slots,
+            state_copies=(first.state_copies + behind) % 2,
+            sequence_ids=first.sequence_ids,
+            logits_rows=first.logits_rows,
+            draw_rows=first.draw_rows,
+            sampling=sampler.pack(states, ends.tolist(), pending, closed=closed),
+            page_copies=copies,
+            pieces=first.pieces,
+            scores=False,
+        )
+        plans.append(plan)
+    return plans
+
+
 def _token_ids(
     rows: Listing[Sequence], parts: Listing[Part], starts: Listing[int], query_start: np.ndarray
 ) -> np.ndarray:

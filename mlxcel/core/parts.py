@@ -52,6 +52,14 @@ def check_parts(
     return tuple(drawing)
 
 
+def can_run(row: Sequence, steps: int) -> bool:
+    """Whether `steps` decodes of a row may be submitted before any of them is read (spec C54): its sampling allows it,
+    each of them draws, and its budget, which the context bounds, pays for all (spec E13)."""
+    coming = len(row.output) + row.drawing
+    newest = row.prompt_length + coming - 1
+    return row.runs and not row.ended and row.stored + row.fed == newest and 0 < coming <= row.max_new - steps
+
+
 def _check_piece(row: Sequence, part: Piece) -> bool:
     plan, at = part.plan, row.stored + row.fed
     if row.state not in _STARTABLE:

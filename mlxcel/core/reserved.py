@@ -1,4 +1,4 @@
-"""A reservation until its step is submitted."""
+"""A reservation until its step, or run of steps, is submitted."""
 
 from __future__ import annotations
 
@@ -15,4 +15,5 @@ class Reserved:
     parts: tuple[Part, ...]
     rows: list[Sequence]
     drawing: tuple[bool, ...]
+    steps: int = 1  # so many of the parts, one behind the other
     checked: bool = True  # nothing happened to a row since

@@ -72,6 +72,7 @@ class Rows:
         self.seat(row, prefix, length)
         try:
             row.sampler_state = parts.sampler.open(spec)
+            row.runs = spec.params.logprobs is None and parts.sampler.memoryless(row.sampler_state)
             row.finish_state = parts.finish.open(spec, max_new=max_new, context=context)
         except BaseException:
             self._leave(row, to_holder=prefix is not None)

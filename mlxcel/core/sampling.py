@@ -53,11 +53,19 @@ class Sampler(Protocol):
         (spec C51). The engine refuses a step ahead for a row that is not."""
         ...
 
+    def memoryless(self, state: Any) -> bool:
+        """Whether each of the row's draws is a function of its logits and its position alone, for as long as the row
+        lives: then any number of them may be in flight (spec C54), and `commit` needs nothing that a draw observed.
+        Such a row is `closed`. Filters, temperatures and seeds are; penalties, masks over what was said, and numbers
+        that move from token to token are not."""
+        ...
+
     def pack(
         self, states: Sequence[Any], positions: Sequence[int], pending: Sequence[bool], *, closed: bool = False
     ) -> SamplingArrays:
         """Arrays for the R drawing rows; positions[r] is q = P + G, the position of the token being drawn. Where
-        pending[r] the token at q - 1 is in flight: the state does not know it, the draw gets it as Carry.
+        pending[r] the token at q - 1 is in flight, of a memoryless row perhaps more before it: the state does not know
+        it, the draw gets it as Carry.
 
         Stages and log-probabilities are those that the rows use; with `closed`, for a backend that compiles, those of
         the first of `stage_sets` that has them all (spec S44). A row draws the same bits from either, and from arrays

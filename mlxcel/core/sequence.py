@@ -37,6 +37,7 @@ class Sequence:
     context: int  # N
     sampler_state: Any
     finish_state: Any
+    runs: bool = False  # its sampling lets several of its draws be in flight (spec C54)
     prompt_length: int = attrs.field(init=False)  # P
     state: SequenceState = SequenceState.OPEN
     output: list[int] = attrs.field(factory=list)

@@ -22,6 +22,7 @@ class Step:
     rows: tuple[Sequence, ...]
     lengths: tuple[int, ...]  # tokens of each part
     drawing: tuple[bool, ...]
+    run: int  # number of the first ticket of what it was submitted with
     followed: list[Sequence] = attrs.field(factory=list)  # rows of a step started behind it, or interrupted in that
     lost: bool = False  # an older step took its KV or its input away: nothing of it may be believed
 

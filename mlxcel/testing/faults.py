@@ -118,6 +118,11 @@ class _FaultyBackend(_Wrapper):
         self._faults.check("submit")
         return self._inner.submit(plan)
 
+    def submit_run(self, plans: Sequence[StepPlan]) -> list[Any]:
+        self._faults.check("submit")
+        handles: list[Any] = self._inner.submit_run(plans)
+        return handles
+
     def read(self, handle: Any) -> StepResult:
         result: StepResult = self._inner.read(handle)
         for point in ("clock", "slow"):

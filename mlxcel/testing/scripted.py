@@ -36,6 +36,9 @@ from mlxcel.text.echo import reply_stream
 CERTAIN = 60.0
 """Logit of the scripted token, the others being 0: beyond what Gumbel noise (range -2.81 … 22.87) can overcome."""
 
+RUN_ROWS = 4
+"""Most rows of a run, where there are runs: fewer than most engines have, so that tests meet both."""
+
 SCRIPTED_KV = KVSpec((FullKV(kv_heads=1, k_dim=1, v_dim=1),))
 
 Scripts = Mapping[str, Sequence[int]] | Callable[[SequenceSpec], Sequence[int]]
@@ -48,7 +51,8 @@ class ScriptedBackend:
     behind it; `Engine.score` needs no script.
 
     `steps` counts the forwards that were started, `tokens` the tokens they were given. `delay` seconds pass on `clock`
-    when a step is read. Without `vocab` the V of the model that is loaded counts.
+    when a step is read. With `decode_run` it takes so many steps of up to RUN_ROWS rows together. Without `vocab` the V
+    of the model that is loaded counts.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class ScriptedBackend:
         delay: float = 0.0,
         level: Level = "R2",
         mixed_steps: bool = True,
+        decode_run: int = 1,
     ) -> None:
         self._scripts = scripts
         self._vocab = vocab
@@ -80,6 +85,8 @@ class ScriptedBackend:
             page_sizes=(16, 32, 64, 128),
             run_ahead=True,
             mixed_steps=mixed_steps,
+            decode_run=decode_run,
+            run_rows=RUN_ROWS if decode_run > 1 else 0,
         )
 
     @property
@@ -140,6 +147,17 @@ class ScriptedBackend:
             self._observed[slots] = drawn.observed
         return StepResult(*drawn, {"script": plan.num_rows})
 
+    def submit_run(self, plans: Sequence[StepPlan]) -> list[StepResult | Exception]:
+        """One after the other; behind one that fails, all fail."""
+        handles: list[StepResult | Exception] = []
+        for plan in plans:
+            failed = bool(handles) and isinstance(handles[-1], Exception)
+            try:
+                handles.append(handles[-1] if failed else self.submit(plan))
+            except Exception as error:
+                handles.append(error)
+        return handles
+
     def export_state(self, slot: int) -> tuple[Sequence[np.ndarray], int]:
         """A script keeps no rings."""
         return (), 0
@@ -154,8 +172,10 @@ class ScriptedBackend:
     def import_pages(self, pages: Sequence[int], arrays: Sequence[np.ndarray]) -> None:
         """A script keeps no KV."""
 
-    def read(self, handle: StepResult) -> StepResult:
+    def read(self, handle: StepResult | Exception) -> StepResult:
         self._clock.advance(self._delay)
+        if isinstance(handle, Exception):
+            raise handle
         return handle
 
     def close(self) -> None:
@@ -184,6 +204,7 @@ def scripted_engine(
     delay: float = 0.0,
     level: Level = "R2",
     mixed_steps: bool = True,
+    decode_run: int = 1,
     max_consecutive_faults: int = 8,
     faults: FaultPlan | None = None,
     finish_steps: Mapping[str, FinishStep] | None = None,
@@ -199,7 +220,15 @@ def scripted_engine(
     vocab = vocab or tokenizer.size
     plan = faults or FaultPlan(())
     plan.clock = clock
-    backend = ScriptedBackend(scripts, vocab=vocab, clock=clock, delay=delay, level=level, mixed_steps=mixed_steps)
+    backend = ScriptedBackend(
+        scripts,
+        vocab=vocab,
+        clock=clock,
+        delay=delay,
+        level=level,
+        mixed_steps=mixed_steps,
+        decode_run=decode_run,
+    )
     kv = kv_store(kv_spec=SCRIPTED_KV, slots=slots, context=context, page_size=page_size, pages=pages)
     finish = StandardFinish(
         stream=plan.stream(lambda spec: reply_stream(tokenizer, spec)),

@@ -102,6 +102,9 @@ class ChainSampler:
                 return False
         return True
 
+    def memoryless(self, state: RowState) -> bool:
+        return len(state.prepared) == 1 and state.prepared[DRAW].memoryless
+
     def fault(self, state: RowState, status: int) -> str:
         return fault_words(self._stages, state, status)
 

@@ -27,6 +27,9 @@ FEATURES: Final = (
 
 "far" is no stage of its own: thresholds of top_k and top_p that may lie behind the LISTED largest values of a row."""
 
+CARRYING: Final = ("adaptive_p", "mirostat_1", "mirostat_2")
+"""Those of them whose rows have numbers that move from token to token."""
+
 OFF: Final[Mapping[str, float]] = {"top_n_sigma": 0, "typ_p": 1, "top_p": 1, "min_p": 0}
 """Values by which a row says that it does not use a filter. That of top_k is V."""
 
@@ -73,6 +76,11 @@ class Drawing:
     features: frozenset[str]
     exempt: np.ndarray  # int32, ends E of the row, for XTC
     listed: int | None  # entries of its list of logprobs, None without logprobs
+
+    @property
+    def memoryless(self) -> bool:
+        """Whether no number of it moves from token to token."""
+        return self.features.isdisjoint(CARRYING)
 
 
 def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import attrs
 import numpy as np
 
-from mlxcel.plugins.sampling.pack import DRAW, FEATURES, Drawing, pack_carried, pack_drawing
+from mlxcel.plugins.sampling.pack import CARRYING, DRAW, FEATURES, Drawing, pack_carried, pack_drawing
 from mlxcel.plugins.sampling.stage import RowState, Stage
-
-_CARRYING: Final = ("adaptive_p", "mirostat_1", "mirostat_2")
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +39,7 @@ class Standing:
             active=active,
             stages=(*(stage.name for stage in active), *(name for name in FEATURES if name in used)),
             arrays=arrays,
-            carries=not used.isdisjoint(_CARRYING),
+            carries=not used.isdisjoint(CARRYING),
             top_logprobs=max(lists) if lists else None,
         )
 
