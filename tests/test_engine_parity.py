@@ -399,7 +399,7 @@ def test_a_hit_that_adopts_nothing_is_no_evidence(compare: Compare, model: Path)
     assert ran.stream("greedy", "e")["cached_tokens"] == 0
 
 
-QUICK = ("--cases", "seeded", "--pairs", "client,backend", "--no-warmup")
+QUICK = ("--cases", "seeded", "--pairs", "client,backend")
 """What takes few programs."""
 
 

@@ -38,7 +38,7 @@ from mlxcel.tools.parity.options import (
 if TYPE_CHECKING:
     from mlxcel.tools.parity.early import AskedPrompt
 
-_OWN: Final = ("loop_detection", "enable_prefix_caching", "prompt_cache_file", "served_model_name")
+_OWN: Final = ("loop_detection", "enable_prefix_caching", "prompt_cache_file", "served_model_name", "no_warmup")
 """Engine options that the tool decides itself, or that change no token."""
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -26,6 +25,7 @@ from mlxcel.tools.bench.report import table
 from mlxcel.tools.bench.spent import Spent, process_age
 from mlxcel.tools.bench.traffic import Traffic, traffic_of
 from mlxcel.tools.bench.watch import Clock
+from mlxcel.tools.garbage import no_collections, settled_objects
 from mlxcel.tools.model_choice import ChosenModel, chosen_model
 
 if TYPE_CHECKING:
@@ -182,27 +182,3 @@ class _Run:
         if copy is not None:
             with self.spent.on("copies"):
                 self.copies.append(copy())
-
-
-@contextmanager
-def settled_objects() -> Iterator[None]:
-    """Objects that are there, most of them of imported modules, stay: no collection looks through them. Whoever froze
-    some before says when that is over."""
-    mine = gc.get_freeze_count() == 0
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if mine:
-            gc.unfreeze()
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Garbage is collected before, and not inside."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Arm:
     """`direct` is the client of `generate`, any other goes through a scheduler. `settings` are the options in which its
     engine differs from the configuration. `hit`: a request that shares a prefix came before; `crowd`: so many others
-    come beside. `store`: it was chosen for where its KV lives."""
+    come beside. `store`: it was chosen for where its KV lives; `other`: it runs on the second backend."""
 
     letter: str
     name: str
@@ -26,10 +26,13 @@ class Arm:
     hit: bool = False
     crowd: int = 0
     store: bool = False
+    other: bool = False
 
     def config(self, config: EngineConfig) -> EngineConfig:
-        """The configuration of its engine. Prompts are kept where that is what the arm is about, and in no file."""
-        return attrs.evolve(config, **{"enable_prefix_caching": False, "prompt_cache_file": None, **self.settings})
+        """The configuration of its engine. Prompts are kept where that is what the arm is about, and in no file. No
+        program is made ready that the arm does not need."""
+        always = {"enable_prefix_caching": False, "prompt_cache_file": None, "no_warmup": True}
+        return attrs.evolve(config, **{**always, **self.settings})
 
 
 def arms(options: ParityOptions, other: tuple[str, str]) -> dict[str, Arm]:
@@ -47,6 +50,6 @@ def arms(options: ParityOptions, other: tuple[str, str]) -> dict[str, Arm]:
         Arm("f", f"f:chunk-{first}", {"prefill_chunk": first}),
         Arm("g", f"g:chunk-{second}", {"prefill_chunk": second}),
         Arm("h", f"h:batch-{options.batch}", {"max_num_seqs": options.batch}, crowd=options.batch - 1),
-        Arm("x", f"x:{backend}", {"backend": backend, "device": device}, direct=True),
+        Arm("x", f"x:{backend}", {"backend": backend, "device": device}, direct=True, other=True),
     )
     return {arm.letter: arm for arm in made}

@@ -24,8 +24,11 @@ class ArmRun:
     facts: EngineFacts | None = None
 
 
-def run_arm(arm: Arm, setup: Setup, score: Mapping[str, Sequence[int]] | None = None) -> ArmRun:
-    """All cases of an arm, one after the other. What cannot be had here is Missing, what goes wrong Failed.
+def run_arm(
+    arm: Arm, setup: Setup, score: Mapping[str, Sequence[int]] | None = None, *, say: Callable[[str], None]
+) -> ArmRun:
+    """All cases of an arm, one after the other. What cannot be had here is Missing, what goes wrong Failed. `say` hears
+    what is told while the engine is opened.
 
     `score` is for the pair of backends: the streams, by case, that this arm's backend scores; its own where there is
     none of a case; None: nothing is scored. Raises KeyboardInterrupt.
@@ -34,7 +37,8 @@ def run_arm(arm: Arm, setup: Setup, score: Mapping[str, Sequence[int]] | None = 
     cases = setup.options.cases
     try:
         if arm.direct:
-            with setup.model.load(config, setup.manager, setup.progress, say=setup.say) as model:
+            kept = None if arm.other else setup.kept
+            with setup.model.load(config, setup.manager, setup.progress, kept=kept, say=say) as model:
                 watch = _watched(model)
                 return ArmRun(
                     {case: _guarded(run_direct, setup, arm, model, watch, case, score) for case in cases},
@@ -42,7 +46,7 @@ def run_arm(arm: Arm, setup: Setup, score: Mapping[str, Sequence[int]] | None = 
                 )
         depth = max(32, arm.crowd)
         serving = setup.model.serve(
-            config, setup.manager, setup.progress, max_queue_depth=depth, warm=True, say=setup.say
+            config, setup.manager, setup.progress, max_queue_depth=depth, kept=setup.kept, say=say
         )
         try:
             facts = EngineFacts.of(serving.model)
@@ -57,7 +61,7 @@ def run_arm(arm: Arm, setup: Setup, score: Mapping[str, Sequence[int]] | None = 
             raise
         return ArmRun(dict.fromkeys(cases, Missing(NotAvailable.STORAGE_REFUSED, str(error))))
     except DeviceError as error:
-        if arm.letter != "x":
+        if not arm.other:
             raise
         return ArmRun(dict.fromkeys(cases, Missing(NotAvailable.BACKEND_UNAVAILABLE, str(error))))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from mlxcel.kept_weights import KeptWeights
 from mlxcel.load import LoadedModel
 from mlxcel.tools.model_choice import ChosenModel
 from mlxcel.tools.parity.options import ParityOptions
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Setup:
-    """What all arms have in common: the model, its configuration, the prompt int32 [P], and who is told."""
+    """What all arms have in common: the model, its configuration, the prompt int32 [P], and who is told. `kept` are the
+    weights of those that run on one backend."""
 
     model: ChosenModel
     config: EngineConfig
@@ -29,6 +31,7 @@ class Setup:
     say: Callable[[str], None]
     options: ParityOptions
     prompt: np.ndarray
+    kept: KeptWeights = attrs.field(factory=KeptWeights)
 
 
 @attrs.frozen
