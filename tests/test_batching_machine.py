@@ -88,7 +88,8 @@ class Machine(RuleBasedStateMachine):
         self.engine, self.cache, self.kv = self.it.engine, self.it.cache, self.it.kv
         self.rows = {}  # id -> Asked
         self.seated = set()  # those of them with a slot
-        self.flights = deque()  # (ticket, {row: tokens fed}, {row that draws})
+        self.flights = deque()  # of each step (ticket, {row: tokens fed}, {row that draws}, what it was submitted with)
+        self.submitted = 0
         self.records = []  # DetachedKV that the machine itself holds
         for prompt in kept:
             spec = spec_of(prompt, "seeded", 5)
@@ -102,8 +103,8 @@ class Machine(RuleBasedStateMachine):
 
     def in_flight(self, row):
         """Positions fed and tokens drawn by steps that were not collected."""
-        fed = sum(fed.get(row, 0) for _, fed, _ in self.flights)
-        return fed, sum(row in drew for _, _, drew in self.flights)
+        fed = sum(fed.get(row, 0) for _, fed, _, _ in self.flights)
+        return fed, sum(row in drew for _, _, drew, _ in self.flights)
 
     def next_part(self, row, chunk):
         """The part that continues a row and whether it draws, or None where nothing may run now."""
@@ -124,34 +125,38 @@ class Machine(RuleBasedStateMachine):
             return None
         return part, draws
 
-    def reserve(self, parts):
+    def reserve(self, parts, steps=1):
         """False where pages or slots are short, which must be true then."""
         try:
-            self.engine.reserve(parts)
+            self.engine.reserve(parts, steps)
         except CapacityError:
             stats = self.engine.kv_stats
             seats = len(self.seated.union(part.sequence_id for part in parts))
             # A piece takes a page where it begins one, and one for the copy of a shared tail.
-            wanted = sum(-(-part_length(part) // stats.page_size) + 1 for part in parts)
+            wanted = sum(-(-steps * part_length(part) // stats.page_size) + 1 for part in parts)
             assert stats.free < wanted or seats > SLOTS, "refused, and there was room"
             return False
         self.seated.update(part.sequence_id for part in parts)
         return True
 
-    def submit(self, rows, chunk):
-        if len(self.flights) == 2:
+    def submit(self, rows, chunk, run=False):
+        """One step of these rows or, with `run`, as many together as the engine takes. False where none can go on."""
+        while len({together for *_, together in self.flights}) == 2:
             self.collect_one()
         chosen = [(row, found) for row in rows if (found := self.next_part(row, chunk)) is not None]
         parts = [part for _, (part, _) in chosen]
-        if not parts or not self.reserve(parts):
+        steps = self.engine.run_length(parts) if run and parts else 1
+        if not parts or not self.reserve(parts, steps):
             return False
-        ticket = self.engine.submit(parts)
+        tickets = [self.engine.submit(parts)] if steps == 1 else self.engine.submit_run(parts, steps)
         fed = {part.sequence_id: part_length(part) for part in parts}
-        self.flights.append((ticket, fed, {row for row, (_, draws) in chosen if draws}))
+        self.submitted += 1
+        for ticket in tickets:
+            self.flights.append((ticket, fed, {row for row, (_, draws) in chosen if draws}, self.submitted))
         return True
 
     def collect_one(self):
-        ticket, fed, _ = self.flights.popleft()
+        ticket, fed, *_ = self.flights.popleft()
         for outcome in self.engine.collect(ticket):
             assert outcome.error is None, outcome.error
         self.leave(fed)
@@ -248,21 +253,21 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(
         chosen=st.lists(st.booleans(), min_size=2 * SLOTS, max_size=2 * SLOTS),
-        chunk=st.sampled_from([1, 7, 16, CHUNK]), backwards=st.booleans(), ahead=st.booleans(),
+        chunk=st.sampled_from([1, 7, 16, CHUNK]), backwards=st.booleans(), ahead=st.booleans(), run=st.booleans(),
     )  # fmt: skip
-    def advance(self, chosen, chunk, backwards, ahead):
-        """Some rows, in some order, by pieces and decodes in one step; perhaps a second step before the first is
-        read."""
+    def advance(self, chosen, chunk, backwards, ahead, run):
+        """Some rows, in some order, by pieces and decodes in one step, or by a run of steps; perhaps another before the
+        first is read."""
         rows = [row for row, wanted in zip(self.rows, chosen, strict=False) if wanted]
-        self.submit(rows[::-1] if backwards else rows, chunk)
+        self.submit(rows[::-1] if backwards else rows, chunk, run)
         if not ahead:
             self.settle()
 
     @precondition(lambda self: self.rows)
-    @rule(steps=st.integers(1, 15))
-    def all_advance(self, steps):
+    @rule(steps=st.integers(1, 15), run=st.booleans())
+    def all_advance(self, steps, run):
         for _ in range(steps):
-            if not self.submit(list(self.rows), CHUNK):
+            if not self.submit(list(self.rows), CHUNK, run):
                 break
         self.settle()
 

@@ -8,6 +8,8 @@ import functools
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import attrs
+
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 from mlxcel.testing.family_run import LoadedFamily
@@ -45,7 +47,17 @@ class KeepingSampler(ChainSampler):
 
 
 class KeepingNumpy(NumpyBackend):
-    """NumPy, which keeps the logits [V] of each draw by (sequence id, position of the token that was drawn)."""
+    """NumPy, which keeps the logits [V] of each draw by (sequence id, position of the token that was drawn), and takes
+    runs of steps as a backend does that has a program for them."""
+
+    decode_run, run_rows = 4, 4
+
+    @property
+    def caps(self):
+        return attrs.evolve(super().caps, decode_run=self.decode_run, run_rows=self.run_rows)
+
+    def submit_run(self, plans):
+        return list(map(self.submit, plans))
 
     def start(self, layout, sampler):
         self.sampler = sampler
