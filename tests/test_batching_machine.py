@@ -34,6 +34,7 @@ from mlxcel.plugins.prefill.chunked import ChunkedPlanner
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
 
 INDEX = st.integers(0, 7)
+OFTEN_RUN = st.sampled_from(["seeded", "filtered", "greedy", *sorted(KINDS)])
 
 
 def going(view):
@@ -140,10 +141,13 @@ class Machine(RuleBasedStateMachine):
         return True
 
     def submit(self, rows, chunk, run=False):
-        """One step of these rows or, with `run`, as many together as the engine takes. False where none can go on."""
+        """One step of these rows or, with `run`, of those that may have several submitted together so many steps. False
+        where none can go on."""
         while len({together for *_, together in self.flights}) == 2:
             self.collect_one()
         chosen = [(row, found) for row in rows if (found := self.next_part(row, chunk)) is not None]
+        if run:
+            chosen = [one for one in chosen if self.engine.run_length([one[1][0]]) > 1] or chosen
         parts = [part for _, (part, _) in chosen]
         steps = self.engine.run_length(parts) if run and parts else 1
         if not parts or not self.reserve(parts, steps):
@@ -227,7 +231,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.rows) < SLOTS + 2)
     @rule(
-        prompt=st.integers(0, len(PROMPTS) - 1), kind=st.sampled_from(sorted(KINDS)), length=st.sampled_from(LENGTHS),
+        prompt=st.integers(0, len(PROMPTS) - 1), kind=OFTEN_RUN, length=st.sampled_from(LENGTHS),
         cached=st.sampled_from([True, True, False]),
     )  # fmt: skip
     def open(self, prompt, kind, length, cached):
