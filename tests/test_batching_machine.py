@@ -41,6 +41,10 @@ def going(view):
     return view.state not in (SequenceState.FINISHED, SequenceState.FAILED)
 
 
+def prompted(view):
+    return going(view) and view.state is not SequenceState.DECODING
+
+
 def speaking(view):
     return going(view) and len(view.output) > 1
 
@@ -274,6 +278,19 @@ class Machine(RuleBasedStateMachine):
             if not self.submit(list(self.rows), CHUNK, run):
                 break
         self.settle()
+
+    @precondition(lambda self: self.those(going))
+    @rule(runs=st.integers(1, 4), settled=st.booleans())
+    def all_run(self, runs, settled):
+        """Behind their prompts, runs of steps; the last two are perhaps not read."""
+        self.settle()
+        while self.submit(self.those(prompted), CHUNK):
+            self.settle()
+        for _ in range(runs):
+            if not self.submit(list(self.rows), CHUNK, run=True):
+                break
+        if settled:
+            self.settle()
 
     @precondition(lambda self: self.flights)
     @rule()
