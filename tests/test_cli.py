@@ -13,6 +13,7 @@ import pytest
 from cli_runs import Cli
 from tiny_checkpoint import write_tiny_llama
 
+from mlxcel.cli import doctor
 from mlxcel.cli.progress import LineProgress
 from mlxcel.testing.clock import ManualClock
 
@@ -52,6 +53,33 @@ def test_doctor_runs_two_tokens_on_each_available_backend(cli: Cli) -> None:
     assert checks["generation on reference-numpy"]["detail"].startswith("2 tokens")
     assert checks["default model smollm2-135m-instruct"]["status"] == "warning"
     assert "not available" in checks["backend jax-cuda"]["detail"]
+    assert checks["backend jax-cuda"]["status"] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "jax", "status", "words"),
+    [
+        (True, "0.11.2", "ok", "jax 0.11.2 with jax_cuda13_plugin"),
+        (True, "0.12.0", "warning", "jax 0.12.0 with jax_cuda13_plugin was not tried on a GPU (tried: 0.11.2)"),
+        (False, "0.12.0", "warning", "jax for CUDA is not installed"),
+    ],
+)
+def test_doctor_tells_what_jax_a_gpu_would_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: bool, jax: str, status: str, words: str
+) -> None:
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1\n")
+    monkeypatch.setattr(doctor, "_NVIDIA", tmp_path / "version")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: plugin and name == "jax_cuda13_plugin")
+    monkeypatch.setattr(doctor, "_version", lambda name: jax)
+    (check,) = doctor._gpu()
+    assert (check.name, check.status) == ("gpu", status)
+    assert words in check.detail
+    assert (check.hint is None) == (status == "ok")
+
+
+def test_doctor_says_nothing_of_gpus_where_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "_NVIDIA", tmp_path / "version")
+    assert list(doctor._gpu()) == []
 
 
 def test_doctor_fails_when_a_backend_cannot_generate(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,7 @@ def test_prompts_that_cannot_be_run(cli: Cli, model: Path, tmp_path: Path) -> No
     run = ("generate", model)
     refused(cli, 2, *run, "--raw", "-p", "a long prompt", "-c", 4, says=("--ctx-size", "4"))
     refused(cli, 2, *run, "--raw", "-p", "", says=("empty",))
+    refused(cli, 2, *run, says=("nothing came on stdin", 'hint: mlxcel generate -p "'))  # that of a job without one
     refused(cli, 2, *run, "-f", tmp_path / "absent", says=("absent",))
     refused(cli, 2, *run, "--token-ids", "5,320", says=("320",))
     refused(cli, 2, *run, "-p", "x", "--stop-token-id", "320", says=("320",))

@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from mlxcel.config import EngineConfig
     from mlxcel.plugins.manager import PluginManager
 
-Status = Literal["ok", "warning", "failed"]
+Status = Literal["ok", "absent", "warning", "failed"]
 
 PACKAGES: Final = ("mlxcel", "numpy", "click", "pluggy", "tokenizers", "safetensors", "jinja2")
 OPTIONAL: Final = ("jax", "jaxlib", "flax", "jax-cuda13-plugin", "jax-cuda12-plugin")
+TRIED_ON_A_GPU: Final = ("0.11.2",)
+"""Versions of jax whose kernels ran on a GPU with this version. Others may compile them otherwise, or not at all."""
 _NVIDIA: Final = Path("/proc/driver/nvidia/version")
 
 
 @attrs.frozen
 class Check:
-    """One finding. `failed` is for what is needed; `hint` is the next step."""
+    """One finding. `failed` is for what is needed, `absent` for what could be there and need not; `hint` is the next
+    step."""
 
     name: str
     status: Status
@@ -94,8 +97,15 @@ def _gpu() -> Iterator[Check]:
     except (OSError, IndexError):
         return
     plugins = [name for name in ("jax_cuda13_plugin", "jax_cuda12_plugin") if find_spec(name)]
-    if plugins:
-        yield Check("gpu", "ok", f"{driver}; {', '.join(plugins)}")
+    jax = _version("jax")
+    if plugins and jax in TRIED_ON_A_GPU:
+        yield Check("gpu", "ok", f"{driver}; jax {jax} with {', '.join(plugins)}")
+    elif plugins:
+        tried = ", ".join(TRIED_ON_A_GPU)
+        yield Check(
+            "gpu", "warning", f"{driver}; jax {jax} with {', '.join(plugins)} was not tried on a GPU (tried: {tried})",
+            f"if something fails: pip install jax=={TRIED_ON_A_GPU[-1]} and its plugin of the same version",
+        )  # fmt: skip
     else:
         yield Check(
             "gpu", "warning", f"{driver}; jax for CUDA is not installed",
@@ -116,7 +126,7 @@ def _backends(config: EngineConfig, manager: PluginManager) -> Iterator[Check]:
         probe = probed(spec, config.device)
         words = f"{'available' if probe.available else 'not available'}: {probe.reason}"
         devices = f" ({', '.join(probe.devices)})" if probe.devices else ""
-        yield Check(f"backend {spec.name}", "ok", f"{words}{devices}")
+        yield Check(f"backend {spec.name}", "ok" if probe.available else "absent", f"{words}{devices}")
         if probe.available:
             available.append(spec)
     if not available:

@@ -69,7 +69,13 @@ def _text(prompt: str | None, file: str | None) -> str:
             "there is no prompt: no -p, no -f, and stdin is a terminal",
             hint='mlxcel generate -p "Why is the sky blue?", or `mlxcel run` for a conversation',
         )
-    return _read_text(file or "-").removesuffix("\n")
+    text = _read_text(file or "-")
+    if file is None and not text:
+        raise UsageError(
+            "there is no prompt: no -p, no -f, and nothing came on stdin",
+            hint='mlxcel generate -p "Why is the sky blue?"; -p "" or -f - asks for the empty prompt',
+        )
+    return text.removesuffix("\n")
 
 
 def _read_text(file: str) -> str:
