@@ -1,14 +1,15 @@
 """What rounds decide of the defaults D30, D31 and D32 (docs/spec/engine.md 9), as rows of ADR 0007's table.
 
-    python benchmarks/decisions.py D30 RECORDS...    two arms that differ in --prefill-chunk, the one in force first
-    python benchmarks/decisions.py D31 RECORDS...    --kv-storage dense, then paged
+    python benchmarks/decisions.py D30 RECORDS...    an arm that differs from the first in --prefill-chunk alone
+    python benchmarks/decisions.py D31 RECORDS...    one that differs in --kv-storage alone: the first is dense
     python benchmarks/decisions.py D32 RECORDS...    any arms; nulls are what counts
 
-RECORDS are files that engine_bench_rounds.py wrote, under docs/benchmark_results. A difference is the median of those
-of the rounds, in percent, of the second arm against the first. What a null arm differs from its source by in any round
-is the noise of a cell and figure: a difference within it decides nothing.
+RECORDS are files that engine_bench_rounds.py wrote, under docs/benchmark_results. The first arm is what is in force;
+one file may decide several. A difference is the median of those of the rounds, in percent, of the other arm against the
+first. What a null arm differs from its source by in any round is the noise of a cell and figure: a difference within it
+decides nothing.
 
-D30: the time to the first token. The second chunk wins if it is faster in a cell and slower in none. D31: decode rate
+D30: the time to the first token. The other chunk wins if it is faster in a cell and slower in none. D31: decode rate
 and time to the first token. Paged wins unless it is worse in a cell. D32: the widest noise, rounded up to half a
 percent.
 """
@@ -30,7 +31,7 @@ from mlxcel.tools.regression import BETTER
 
 ADR = Path(__file__).parent.parent / "docs/adr/0007-unified-batch-native-engine.md"
 FLAG = {"D30": "--prefill-chunk", "D31": "--kv-storage"}
-"""That the two arms differ in."""
+"""That two arms differ in."""
 FIGURES = {"D30": ("ttft_ms",), "D31": ("ttft_ms", "decode_tok_s"), "D32": tuple(BETTER)}
 STEP = 0.5
 """Percent that a threshold is a multiple of."""
@@ -47,17 +48,16 @@ def rows(decision: str, files: Sequence[Path]) -> list[str]:
 
 
 def figures(decision: str, file: Path) -> list[dict[str, Any]]:
-    """Of one file: `where`, `figure`, `arms`, `delta` of the second arm against the first, `noise`, and the `values` of
-    the flag that they differ in."""
+    """Of one file: `where`, `figure`, `arms`, `delta` of the second of them against the first, `noise`, and the
+    `values` of the flag that they differ in."""
     records = read_records(file)
     headers = of_kind(records, "header")  # one a call that added rounds
     header, rounds = headers[0], sum(each["rounds"] for each in headers)
     if rounds < ROUNDS or not header["nulls"]:
         raise ValueError(f"{file}: {rounds} rounds, {len(header['nulls'])} null arms; {ROUNDS} and 1 are needed")
-    arms = [arm["name"] for arm in header["arms"]]
-    values = [_value(arm["flags"], FLAG[decision]) for arm in header["arms"]] if decision in FLAG else []
-    if decision in FLAG and (len(arms) != 2 or None in values or len(set(values)) != 2):
-        raise ValueError(f"{file}: {decision} needs two arms that differ in {FLAG[decision]}, there are {values}")
+    arms, values = [arm["name"] for arm in header["arms"]], ("", "")
+    if decision in FLAG:
+        arms, values = _apart(header["arms"], FLAG[decision], f"{file}: {decision}")
     found = []
     for each in summarise(records):
         if each["partial"] or each["widest_null_percent"] is None:
@@ -69,6 +69,22 @@ def figures(decision: str, file: Path) -> list[dict[str, Any]]:
                 "delta": each["deltas"][arms[1]]["median"] if len(arms) > 1 else None,
             })  # fmt: skip
     return found
+
+
+def _apart(arms: Sequence[dict[str, Any]], name: str, whose: str) -> tuple[list[str], tuple[str, str]]:
+    """The first arm and the only one that differs from it in this flag and in no other, with both values of it."""
+    first, *others = (_options(arm["flags"]) for arm in arms)
+    rest = {option: value for option, value in first.items() if option != name}
+    fitting = [
+        place
+        for place, flags in enumerate(others, 1)
+        if {**rest, name: flags.get(name)} == flags and flags.get(name) not in (None, first.get(name))
+    ]
+    if name not in first or len(fitting) != 1:
+        told = ", ".join(f"{arm['name']}: {' '.join(arm['flags'])!r}" for arm in arms)
+        raise ValueError(f"{whose} needs one arm that differs from the first in {name} alone, there are {told}")
+    place = fitting[0]
+    return [arms[0]["name"], arms[place]["name"]], (first[name], others[place - 1][name])
 
 
 def verdict(decision: str, found: Sequence[dict[str, Any]]) -> str:
@@ -87,9 +103,17 @@ def threshold(noise: Sequence[float]) -> float:
     return max(1, math.ceil(max(noise) / STEP)) * STEP
 
 
-def _value(flags: Sequence[str], name: str) -> str | None:
-    words = [word for flag in flags for word in flag.split("=", 1)] if not isinstance(flags, str) else flags.split()
-    return words[words.index(name) + 1] if name in words[:-1] else None
+def _options(flags: Sequence[str]) -> dict[str, str]:
+    """Values by flag; "" for a switch."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in flags:
+        if word.startswith("-"):
+            name, _, value = word.partition("=")
+            found[name] = value
+        else:
+            found[name] = word
+    return found
 
 
 def _row(decision: str, file: Path, figure: dict[str, Any], found: str) -> str:

@@ -117,7 +117,7 @@ def test_the_record_of_the_busy_chunk_is_there() -> None:
 
 
 def rounds(
-    flags: tuple[str, str] | tuple[str], deltas: dict[int, tuple[float, float]], noise: float = 0.4, count: int = 5
+    flags: tuple[str, ...], deltas: dict[int, tuple[float, float]], noise: float = 0.4, count: int = 5
 ) -> list[dict[str, Any]]:
     """Records of `count` rounds: of each prompt the difference of the second arm in percent, of the time to the first
     token and of the rate; a null arm that differs by at most `noise`."""
@@ -178,6 +178,20 @@ def test_the_better_option_wins_beyond_the_noise(
     assert (float(first[5]), float(first[6])) == (deltas[256][0], 0.4)
 
 
+def test_one_file_decides_what_its_arms_are_apart_in(decisions: Any, tmp_path: Path) -> None:
+    """Three arms: the second has another chunk, the third another storage."""
+    file = tmp_path / "records.jsonl"
+    base = "--kv-storage dense --prefill-chunk 2048"
+    flags = (base, "--prefill-chunk=512 --kv-storage=dense", "--kv-storage paged --prefill-chunk 2048")
+    written(file, *rounds(flags, {256: (-3.0, 0)}))
+    found = {
+        row: [cell.strip() for cell in decisions.rows(row, [file])[0].split("|")[1:-1]] for row in ("D30", "D31", "D32")
+    }
+    assert (found["D30"][4], found["D30"][5], found["D30"][7]) == ("arm0, arm1", "-3.00", "512")
+    assert (found["D31"][4], found["D31"][5], found["D31"][7]) == ("arm0, arm2", "+0.00", "paged")
+    assert found["D32"][5:] == ["–", "0.40", "0.5"]
+
+
 def test_the_threshold_is_the_widest_null_difference_rounded_up(decisions: Any, tmp_path: Path) -> None:
     files = []
     for place, noise in enumerate((0.4, 1.2)):
@@ -193,8 +207,14 @@ def test_the_threshold_is_the_widest_null_difference_rounded_up(decisions: Any, 
     ("row", "flags", "count", "words"),
     [
         ("D30", CHUNKS, 4, "4 rounds"),
-        ("D30", STORES, 5, "D30 needs two arms that differ in --prefill-chunk"),
-        ("D31", ("--kv-storage dense", "--kv-storage dense"), 5, "D31 needs two arms that differ in --kv-storage"),
+        ("D30", STORES, 5, "D30 needs one arm that differs from the first in --prefill-chunk alone"),
+        (
+            "D31",
+            ("--kv-storage dense", "--kv-storage dense"),
+            5,
+            "in --kv-storage alone, there are arm0: '--kv-storage",
+        ),
+        ("D31", ("--kv-storage dense", "--kv-storage paged --dtype float32"), 5, "in --kv-storage alone"),
     ],
 )
 def test_records_that_cannot_decide_it_are_refused(
