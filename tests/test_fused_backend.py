@@ -1,6 +1,8 @@
 """Standard blocks through the whole backend by fused steps, prompts by packed products: the kernels' formulas on
 XLA:CPU in float32, against NumPy."""
 
+from collections import deque
+
 import jax
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.testing.random_checkpoint import random_checkpoint
 from mlxcel_jax_cuda import backend as jax_backend
+from mlxcel_jax_cuda import decode_run
 from mlxcel_jax_cuda.backend import JaxBackend
 from mlxcel_jax_cuda.drawing import Asked
 from mlxcel_jax_cuda.forward import forward, forward_and_draw
@@ -33,8 +36,8 @@ PROMPTS = [
 class FusedJax(JaxBackend):
     """As it runs on the GPU, forward and draw of greedy and usual rows in one program."""
 
-    def __init__(self):
-        super().__init__(device="cpu", level="R0", formulas=True)
+    def __init__(self, decode_run=1):
+        super().__init__(device="cpu", level="R0", formulas=True, decode_run=decode_run)
 
 
 class KeepingFusedJax(KeepingJax):
@@ -64,9 +67,9 @@ def engine_of(model, backend, store=PagedKV):
     return real_engine(checkpoint, family, slots=SLOTS, context=128, chunk=64, backend=backend, kv_store=store)
 
 
-def run(made, steps=STEPS, *, ahead=False, params=({}, {}, {})):
+def run(made, steps=STEPS, *, ahead=False, together=1, params=({}, {}, {})):
     """Three rows, each prompt by itself and then all of them together: their ids in the engine, and the outcomes of
-    each. With `ahead` every step is submitted before the one before it is read."""
+    each. With `ahead` every step is submitted before the one before it is read; so many `together` are a run."""
     rows = [
         made.open(ids, ignore_eos=True, max_tokens=steps + 1, **own) for ids, own in zip(PROMPTS, params, strict=True)
     ]
@@ -83,17 +86,15 @@ def run(made, steps=STEPS, *, ahead=False, params=({}, {}, {})):
             parts = [Piece(row, plan, index)]
             made.engine.reserve(parts)
             keep(made.engine.collect(made.engine.submit(parts)))
-    parts, before = [Decode(row) for row in rows], None
-    for _ in range(steps):
-        made.engine.reserve(parts)
-        ticket = made.engine.submit(parts)
-        if not ahead:
-            keep(made.engine.collect(ticket))
-        elif before is not None:
-            keep(made.engine.collect(before))
-        before = ticket
-    if ahead:
-        keep(made.engine.collect(before))
+    parts, waiting = [Decode(row) for row in rows], deque()
+    for _ in range(0, steps, together):
+        made.engine.reserve(parts, together)
+        tickets = [made.engine.submit(parts)] if together == 1 else made.engine.submit_run(parts, together)
+        waiting.extend(tickets)
+        while len(waiting) > ahead * together:
+            keep(made.engine.collect(waiting.popleft()))
+    for ticket in waiting:
+        keep(made.engine.collect(ticket))
     return rows, [found[row] for row in rows]
 
 
@@ -154,6 +155,28 @@ def test_forward_and_draw_in_one_program_draw_what_two_draw(llama, kind, monkeyp
         counted.clear()
     asked = [params.get("logprobs") is not None for params in ROWS[kind]]
     assert [all(o.logprobs is not None for o in row) for row in found] == asked
+
+
+@pytest.mark.parametrize("kind", [pytest.param("greedy", marks=pytest.mark.slow), "usual"])
+def test_steps_that_run_as_one_program_draw_what_they_draw_one_by_one(llama, kind, monkeypatch):
+    """C54: three runs of four steps, one of them ahead, over rows that begin new pages on the way; every bit of the KV.
+    A step is traced once for all of a run."""
+    traced, runs = [], []
+    whole, program = decode_run.whole_step, jax_backend.forward_and_draw_run
+    counting = jax.jit(lambda *args: traced.append(1) or whole(*args), static_argnums=(0, 1, 2))
+    monkeypatch.setattr(decode_run, "_step", counting)
+    monkeypatch.setattr(jax_backend, "forward_and_draw_run", lambda *args: runs.append(args[3]) or program(*args))
+    single = engine_of(llama, FusedJax())
+    _, expected = run(single, params=ROWS[kind])
+    for ahead in (False, True):
+        made = engine_of(llama, FusedJax(decode_run=4))
+        _, found = run(made, ahead=ahead, together=4, params=ROWS[kind])
+        assert runs == [4, 4, 4]
+        assert ids_of(found) == ids_of(expected)
+        for one, two in zip(made.backend._running.kv, single.backend._running.kv, strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
+        runs.clear()
+    assert len(traced) == 1
 
 
 def test_dense_storage_and_paged_give_the_same_bits(llama):

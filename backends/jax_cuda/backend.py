@@ -26,6 +26,7 @@ from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.compile_ahead import Program, compile_together
 from mlxcel_jax_cuda.compile_cache import mended
+from mlxcel_jax_cuda.decode_run import Run, forward_and_draw_run, runs_together, steps_of
 from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory, enough_memory
 from mlxcel_jax_cuda.drawing import Asked, Found, LastDrawn, draw
 from mlxcel_jax_cuda.forward import at_once, forward, forward_and_draw
@@ -34,6 +35,7 @@ from mlxcel_jax_cuda.launch import Launch, Launching, Widths
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
+from mlxcel_jax_cuda.persistent_decode import ROWS as RUN_ROWS
 from mlxcel_jax_cuda.persistent_decode import form
 from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
@@ -66,13 +68,16 @@ class JaxBackend:
         deterministic: bool = False,
         level: Level | None = None,
         formulas: bool = False,
+        decode_run: int | None = None,
     ) -> None:
         """`deterministic` asks for R1 at least, which XLA:CPU in float32 is above anyway. For tests, `level` takes any
-        one, and `formulas` runs what there are kernels for by their formulas, on any device."""
+        one, `formulas` runs what there are kernels for by their formulas, on any device, and `decode_run` takes runs of
+        so many steps where forward and draw are one program."""
         self._device = choose_device(device)
         numerics = _numerics(self._device, dtype, deterministic, level)
         self._numerics = attrs.evolve(numerics, formulas=formulas)
         self._given_level = level
+        self._given_run = decode_run
         self._caps = _caps(self._numerics, self._device)
         self._loaded: _Loaded | None = None
         self._running: Running | None = None
@@ -133,14 +138,17 @@ class JaxBackend:
         launching = Launching(widths, slots=layout.slots, pages=pages)
         with enough_memory(self._device, f"the KV of {layout.pages} pages"):
             kv, last = jax.block_until_ready(self._zeros(model))  # type: ignore[no-untyped-call]
-        self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last)
+        few = launching.shapes[0]
+        steps = steps_of(model, few, loaded.weights.nbytes) if self._given_run is None else self._given_run
+        self._caps = attrs.evolve(self._caps, decode_run=steps, run_rows=RUN_ROWS if steps > 1 else 0)
+        self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last, steps)
 
     @mended()
     def warm_up(self, progress: Progress) -> None:
         """Compile every program of the closed set, and run each once over rows of padding, as a step runs it: behind
         this no request waits for a compilation, but one that brings a logits processor of its own."""
         running = self._started()
-        closed = programs(running.model, running.sampler, running.launching)
+        closed = programs(running.model, running.sampler, running.launching, running.run_steps)
         listed = list(self._listed(running, closed))
         progress.start("compile", len(listed), "programs")
         compile_together(listed, progress.advance)
@@ -148,6 +156,8 @@ class JaxBackend:
             for each in closed:
                 for asked in each.whole:
                     self._forward_and_draw(each.launch, asked)
+                for run in each.runs:
+                    self._forward_and_draw_run(run)
                 if each.alone:
                     logits, _ = self._forward(each.launch)
                 for asked in each.draws:
@@ -167,6 +177,8 @@ class JaxBackend:
                 yield Program(
                     f"{shape.words}, {asked.shape.words}", forward_and_draw, running.for_both(each.launch, asked)
                 )
+            for run in each.runs:
+                yield Program(run.words, forward_and_draw_run, running.for_run(run))
             if each.alone:
                 yield Program(shape.words, forward, running.for_forward(each.launch))
             size = (shape.logits, running.model.config.vocab_size)
@@ -212,6 +224,22 @@ class JaxBackend:
         routes = {name: count * ran for name, count in running.routes.items()}
         return Submitted(plan, tuple(drawn), routes, None if drawn else logits)
 
+    def submit_run(self, plans: Sequence[StepPlan]) -> list[Submitted]:
+        """One program, where there is one for these draws."""
+        running, first = self._started(), plans[0]
+        launch, *others = running.launching.cut(first)
+        asked = self._asked(first, launch)
+        together = not others and runs_together(running.model, launch.shape, asked.shape)
+        if not together or len(plans) != running.run_steps:
+            return [self.submit(plan) for plan in plans]
+        try:
+            self._copy_pages(first.page_copies)
+            words = self._forward_and_draw_run(Run.of_plans(launch, asked, plans))
+        except Exception as error:
+            raise self._fault(error) from error
+        steps = Drawn.of_run(launch, words, len(plans))
+        return [Submitted(plan, (step,), running.routes, None) for plan, step in zip(plans, steps, strict=True)]
+
     def _drawn(self, plan: StepPlan, launch: Launch) -> Drawn:
         asked = self._asked(plan, launch)
         seen = None
@@ -242,6 +270,13 @@ class JaxBackend:
         found: Found
         running.kv, running.last, found = forward_and_draw(*running.for_both(launch, asked))
         return found
+
+    def _forward_and_draw_run(self, run: Run) -> jax.Array:
+        """Words int32 [steps, 2, R]."""
+        running = self._started()
+        words: jax.Array
+        running.kv, running.last, words = forward_and_draw_run(*running.for_run(run))
+        return words
 
     def _forward(self, launch: Launch) -> tuple[jax.Array, jax.Array | None]:
         """Logits float32 [R, V], and where layers are watched int32 [S]; the KV is what the launch leaves of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Carry, Sampler
+from mlxcel_jax_cuda.fingerprint import NotPlain, own_name
 
 
 @attrs.frozen(cache_hash=True)
@@ -35,6 +37,27 @@ class DrawShape:
         """For people."""
         listed = "" if self.top_logprobs is None else f", {self.top_logprobs} log-probabilities"
         return f"draw of {self.rows} rows: {' '.join(self.stages) or 'greedy'}{listed}"
+
+    def plainly(self) -> tuple[Any, ...]:
+        """As values that tell one from another. NotPlain where its sampler does not say what its draw goes by."""
+        goes_by: Any = getattr(self.sampler, "draw_goes_by", lambda stages: None)(self.stages)
+        if goes_by is None:
+            raise NotPlain(f"a draw of the sampler {self.sampler.name}")
+        return own_name(type(self.sampler)), goes_by, self.rows, self.stages, self.top_logprobs, self.params
+
+    @property
+    def size(self) -> int:
+        """Words of the host buffer."""
+        return self.rows + sum(self.rows * math.prod(behind) for _, _, behind in self.params)
+
+    def write(self, buffer: np.ndarray, params: Mapping[str, np.ndarray]) -> None:
+        """Put these arrays, [R, …], where they lie in the host buffer."""
+        start = self.rows
+        for name, dtype, behind in self.params:
+            length = self.rows * math.prod(behind)
+            if name in params:
+                buffer[start : start + length] = _words(params[name], dtype)
+            start += length
 
     @property
     def narrow(self) -> bool:
@@ -63,12 +86,14 @@ class Found(NamedTuple):
 def pack_draw(shape: DrawShape, slots: np.ndarray, params: Mapping[str, np.ndarray]) -> np.ndarray:
     """One int32 buffer of the slots [R] and every array of a draw, in the order of `shape.params`."""
     parts = [slots]
-    for name, dtype, _ in shape.params:
-        array = params[name]
-        if dtype == "bool":
-            array = array.astype(np.int32)
-        parts.append(np.ascontiguousarray(array).view(np.int32).reshape(-1))
+    parts += [_words(params[name], dtype) for name, dtype, _ in shape.params]
     return np.concatenate(parts)
+
+
+def _words(array: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        array = array.astype(np.int32)
+    return np.ascontiguousarray(array).view(np.int32).reshape(-1)
 
 
 @attrs.frozen(eq=False)

@@ -58,8 +58,7 @@ def at_once(model: Model, shape: Shape, drawing: DrawShape) -> bool:
     return runs_fused(model, shape) and drawing.narrow
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4, 5), compiler_options=OPTIONS)
-def forward_and_draw(
+def whole_step(
     model: Model,
     shape: Shape,
     drawing: DrawShape,
@@ -74,3 +73,8 @@ def forward_and_draw(
     logits = lax.optimization_barrier(logits)  # type: ignore[no-untyped-call]
     last, found = drawn(drawing, logits, last, buffer[shape.size :])
     return kv, last, found
+
+
+forward_and_draw = functools.partial(
+    jax.jit, static_argnums=(0, 1, 2), donate_argnums=(4, 5), compiler_options=OPTIONS
+)(whole_step)

@@ -77,7 +77,7 @@ class Shape:
     @property
     def size(self) -> int:
         """Words of the host buffer."""
-        return sum(_aligned(math.prod(size)) for size in self.fields.values())
+        return sum(aligned(math.prod(size)) for size in self.fields.values())
 
     def padding(self, slots: int) -> np.ndarray:
         """A buffer without a real row."""
@@ -92,11 +92,12 @@ class Shape:
         for size in self.fields.values():
             length = math.prod(size)
             parts.append(buffer[start : start + length].reshape(size))
-            start += _aligned(length)
+            start += aligned(length)
         return Fields(*parts)
 
 
-def _aligned(words: int) -> int:
+def aligned(words: int) -> int:
+    """Words up to where the next part may begin."""
     return -(-words // ALIGNED) * ALIGNED
 
 

@@ -24,6 +24,7 @@ class Drawn:
     launch: Launch
     found: Found
     seen: jax.Array | None = None  # int32 [S], where layers are watched
+    step: int | None = None  # of a run, whose words `found` then has: int32 [steps, 2, R]
 
     @classmethod
     def of(cls, launch: Launch, found: Found, unread: frozenset[str], seen: jax.Array | None) -> Drawn:
@@ -34,6 +35,18 @@ class Drawn:
             if array is not None:
                 array.copy_to_host_async()
         return cls(launch, wanted, seen)
+
+    @classmethod
+    def of_run(cls, launch: Launch, words: jax.Array, steps: int) -> list[Drawn]:
+        """Of each step of a run of a launch; its words are read once."""
+        words.copy_to_host_async()
+        found = Found(words, None, None, None, None)
+        return [cls(launch, found, step=step) for step in range(steps)]
+
+    def words(self) -> np.ndarray:
+        """int32 [2, R]: waits for them."""
+        words = np.asarray(self.found.words)
+        return words if self.step is None else words[self.step]
 
     def columns(self) -> Iterator[tuple[str, np.ndarray]]:
         """What StepResult has beside ids and status words, of each of the R of the launch."""
@@ -60,7 +73,7 @@ class Submitted:
         columns: dict[str, np.ndarray] = {}
         for drawn in self.drawn:
             to, own = drawn.launch.draws, drawn.launch.logits
-            words[:, to] = np.asarray(drawn.found.words)[:, own]
+            words[:, to] = drawn.words()[:, own]
             for name, array in drawn.columns():
                 if name not in columns:
                     columns[name] = np.full((R, *array.shape[1:]), FINITE if name == "spoilt" else 0, array.dtype)

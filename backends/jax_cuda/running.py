@@ -13,6 +13,7 @@ from mlxcel.core.kv import KVLayout
 from mlxcel.core.plan import StepPlan
 from mlxcel.core.sampling import Sampler
 from mlxcel_jax_cuda import storage
+from mlxcel_jax_cuda.decode_run import Run
 from mlxcel_jax_cuda.drawing import Asked, LastDrawn
 from mlxcel_jax_cuda.forward import Read
 from mlxcel_jax_cuda.launch import Launch, Launching
@@ -39,6 +40,7 @@ class Running:
     launching: Launching
     kv: storage.Leaves
     last: LastDrawn
+    run_steps: int = 1  # decode steps of a run, 1: there are none
     begun: np.ndarray = attrs.field(default=attrs.Factory(_unknown, takes_self=True))
     """[slots]: the position at which the row of a slot began to write, behind a prefix that others may hold too."""
     routes: dict[str, int] = attrs.field(default=attrs.Factory(_routes, takes_self=True))
@@ -57,6 +59,11 @@ class Running:
         """The arguments of `forward_and_draw`."""
         shape, buffer = launch.shape, np.concatenate([launch.buffer, asked.buffer])
         return self.model, shape, asked.shape, self.weights, self.kv, self.last, buffer
+
+    def for_run(self, run: Run) -> tuple[Any, ...]:
+        """The arguments of `forward_and_draw_run`."""
+        shape = run.launch.shape
+        return self.model, shape, run.drawing, run.steps, self.weights, self.kv, self.last, run.buffer.reshape(-1)
 
     def for_draw(self, asked: Asked, logits: jax.Array) -> tuple[Any, ...]:
         """The arguments of `draw`."""
