@@ -29,6 +29,9 @@ COMPLETION_VARIABLE: Final = "_MLXCEL_COMPLETE"
 STORE_VARIABLES: Final = ("MLXCEL_MODELS_DIR", "MLXCEL_CACHE_DIR", "XDG_CACHE_HOME")
 STATE_VARIABLE: Final = "XDG_STATE_HOME"
 XLA_VARIABLE: Final = "XLA_FLAGS"
+COMPILING: Final = ("XLA_", "JAX_", "TF_", "CUDA_", "NVIDIA_", "MOSAIC_", "TRITON_", "LIBTPU_")
+NOT_COMPILING: Final = ("XLA_PYTHON_CLIENT_", "XLA_CLIENT_", "CUDA_VISIBLE_DEVICES", "TF_CPP_", "JAX_COMPILATION_CACHE")
+"""Of these: how much memory a process takes, which of several devices it sees, what it tells, where it keeps things."""
 ROWS: Final = "max_num_seqs"
 _MAX_FILE: Final = 1 << 20  # bytes of a configuration file
 
@@ -143,6 +146,13 @@ def variables_in_force(environ: Mapping[str, str] | None = None) -> dict[str, st
     environ = os.environ if environ is None else environ
     names = sorted(name for name in environ if name.startswith("MLXCEL_") or name == XLA_VARIABLE)
     return {name: environ[name] for name in names if not name.endswith("_KEY")}
+
+
+def compiling_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those by which JAX, XLA, and what they call, may come to another program."""
+    environ = os.environ if environ is None else environ
+    names = sorted(name for name in environ if name.startswith(COMPILING) and not name.startswith(NOT_COMPILING))
+    return {name: environ[name] for name in names}
 
 
 def openai_key_variable(environ: Mapping[str, str] | None = None) -> str | None:

@@ -24,11 +24,19 @@ from mlxcel.core.source import Progress
 from mlxcel.errors import BackendFault
 from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
-from mlxcel_jax_cuda.compile_ahead import Program, compile_together
+from mlxcel_jax_cuda.compile_ahead import Program
 from mlxcel_jax_cuda.compile_cache import mended
 from mlxcel_jax_cuda.decode_run import Run, forward_and_draw_run, runs_together, steps_of
-from mlxcel_jax_cuda.device import choose_device, compute_dtype, device_facts, device_memory, enough_memory
+from mlxcel_jax_cuda.device import (
+    choose_device,
+    compute_dtype,
+    device_facts,
+    device_memory,
+    enough_memory,
+    first_line,
+)
 from mlxcel_jax_cuda.drawing import Asked, Found, LastDrawn, draw
+from mlxcel_jax_cuda.executables import Executables
 from mlxcel_jax_cuda.forward import at_once, forward, forward_and_draw
 from mlxcel_jax_cuda.fused_decode import fused_block
 from mlxcel_jax_cuda.launch import Launch, Launching, Widths
@@ -37,6 +45,7 @@ from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
 from mlxcel_jax_cuda.persistent_decode import ROWS as RUN_ROWS
 from mlxcel_jax_cuda.persistent_decode import form
+from mlxcel_jax_cuda.program_store import ProgramStore
 from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
 from mlxcel_jax_cuda.running import COPIES, UNKNOWN, Running
@@ -138,20 +147,35 @@ class JaxBackend:
         launching = Launching(widths, slots=layout.slots, pages=pages)
         with enough_memory(self._device, f"the KV of {layout.pages} pages"):
             kv, last = jax.block_until_ready(self._zeros(model))  # type: ignore[no-untyped-call]
+        executables = Executables(ProgramStore.of(self._device))
         few = launching.shapes[0]
         steps = steps_of(model, few, loaded.weights.nbytes) if self._given_run is None else self._given_run
         self._caps = attrs.evolve(self._caps, decode_run=steps, run_rows=RUN_ROWS if steps > 1 else 0)
-        self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last, steps)
+        self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last, executables, steps)
 
     @mended()
     def warm_up(self, progress: Progress) -> None:
-        """Compile every program of the closed set, and run each once over rows of padding, as a step runs it: behind
-        this no request waits for a compilation, but one that brings a logits processor of its own."""
+        """Make every program of the closed set, and run each once over rows of padding, as a step runs it: behind this
+        no request waits for a compilation, but one that brings a logits processor of its own."""
         running = self._started()
         closed = programs(running.model, running.sampler, running.launching, running.run_steps)
         listed = list(self._listed(running, closed))
         progress.start("compile", len(listed), "programs")
-        compile_together(listed, progress.advance)
+        running.executables.make(listed, progress.advance)
+        try:
+            self._run_padding(running, closed)
+        except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
+            if not running.executables.doubt():
+                raise
+            log.warning("compiled programs that were kept do not run, and are made anew: %s", first_line(error))
+            running.kv, running.last = self._zeros(running.model)
+            running.executables.make(self._listed(running, closed), progress.advance)
+            self._run_padding(running, closed)
+        running.executables.proven()
+        progress.finish()
+        self._ready = compilations().count
+
+    def _run_padding(self, running: Running, closed: Iterable[Programs]) -> None:
         with enough_memory(self._device, "the arrays of a step"):
             for each in closed:
                 for asked in each.whole:
@@ -161,13 +185,11 @@ class JaxBackend:
                 if each.alone:
                     logits, _ = self._forward(each.launch)
                 for asked in each.draws:
-                    running.last, _ = draw(*running.for_draw(asked, logits))
+                    running.last, _ = running.call(draw, running.for_draw(asked, logits))
             if running.layout.paged:
                 self._copy_pages(running.no_copies)
-            running.kv = storage.clear_spoilt(*running.for_clearing(*running.nobody))
+            running.kv = running.call(storage.clear_spoilt, running.for_clearing(*running.nobody))
             jax.block_until_ready((running.kv, running.last))  # type: ignore[no-untyped-call]
-        progress.finish()
-        self._ready = compilations().count
 
     def _listed(self, running: Running, closed: Iterable[Programs]) -> Iterator[Program]:
         """Every program with what it will be called with, or with what only looks like it."""
@@ -268,32 +290,32 @@ class JaxBackend:
     def _forward_and_draw(self, launch: Launch, asked: Asked) -> Found:
         running = self._started()
         found: Found
-        running.kv, running.last, found = forward_and_draw(*running.for_both(launch, asked))
+        running.kv, running.last, found = running.call(forward_and_draw, running.for_both(launch, asked))
         return found
 
     def _forward_and_draw_run(self, run: Run) -> jax.Array:
         """Words int32 [steps, 2, R]."""
         running = self._started()
         words: jax.Array
-        running.kv, running.last, words = forward_and_draw_run(*running.for_run(run))
+        running.kv, running.last, words = running.call(forward_and_draw_run, running.for_run(run))
         return words
 
     def _forward(self, launch: Launch) -> tuple[jax.Array, jax.Array | None]:
         """Logits float32 [R, V], and where layers are watched int32 [S]; the KV is what the launch leaves of it."""
         running = self._started()
-        running.kv, logits, seen = forward(*running.for_forward(launch))
+        running.kv, logits, seen = running.call(forward, running.for_forward(launch))
         return logits, seen
 
     def _draw(self, plan: StepPlan, launch: Launch, asked: Asked, logits: jax.Array) -> Found:
         running = self._started()
         found: Found
-        running.last, found = draw(*running.for_draw(asked, logits))
+        running.last, found = running.call(draw, running.for_draw(asked, logits))
         return found
 
     def _copy_pages(self, copies: np.ndarray) -> None:
         running = self._started()
         for first in range(0, len(copies), COPIES):
-            running.kv = storage.copy_pages(*running.for_copies(copies[first : first + COPIES]))
+            running.kv = running.call(storage.copy_pages, running.for_copies(copies[first : first + COPIES]))
 
     def read(self, handle: Submitted) -> StepResult:
         running = self._started()
@@ -303,7 +325,7 @@ class JaxBackend:
             result = handle.result()
             for row in handle.rows_not_finite(result):
                 # Whoever gets its pages next masks what lies behind its own end, and 0 times NaN is NaN.
-                running.kv = storage.clear_spoilt(*running.for_clearing(*running.own(handle.plan, row)))
+                running.kv = running.call(storage.clear_spoilt, running.for_clearing(*running.own(handle.plan, row)))
             return result
         except Exception as error:
             raise self._fault(error, ran=True) from error
@@ -333,6 +355,7 @@ class JaxBackend:
     def _fault(self, error: Exception, *, ran: bool = False) -> BackendFault:
         """What a step ends with. What was donated to a launch that failed is gone, and is made anew."""
         running = self._started()
+        running.executables.doubt()
         lost = ran or any(array.is_deleted() for array in (*running.kv, *running.last))
         if lost:
             running.kv, running.last = self._zeros(running.model)

@@ -1,4 +1,5 @@
-"""Programs compiled side by side: traced and lowered one after the other, compiled on a few threads."""
+"""Programs made side by side: loaded where they are kept, or compiled, for which they are traced and lowered one after
+the other."""
 
 from __future__ import annotations
 
@@ -9,11 +10,15 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
+import jax
+import numpy as np
 
 from mlxcel.errors import BackendFault
 
 MOST_THREADS: Final = 8
 """Each holds what XLA needs for a program: some hundred MB for the large ones."""
+
+_ARRAYS: Final = (tuple, np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)
 
 
 @attrs.frozen(eq=False)
@@ -23,31 +28,59 @@ class Program:
     name: str
     function: Any
     arguments: tuple[Any, ...]
+    kept_as: str | None = None  # in a store of programs
 
 
-def compile_together(programs: Iterable[Program], compiled: Callable[[int], None]) -> None:
-    """Compile each program, so that a call of its function finds it. `compiled` hears how many are done.
+def parts(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The static ones, and behind them the arrays: those that are arrays, or tuples of some."""
+    count = next((place for place, each in enumerate(arguments) if isinstance(each, _ARRAYS)), len(arguments))
+    return arguments[:count], arguments[count:]
 
-    XLA leaves the interpreter while it compiles; tracing does not: that and `compiled` stay on the thread of the call.
+
+def load_together(programs: Sequence[Program], load: Callable[[str], Any], done: Callable[[int], None]) -> list[Any]:
+    """What `load` has for each program by the name that it is kept as, None for one that is not kept. `done` hears how
+    many there are."""
+    with _threads() as pool:
+        loading = [pool.submit(load, each.kept_as) if each.kept_as else None for each in programs]
+        found = []
+        for future in loading:
+            found.append(None if future is None else future.result())
+            done(sum(each is not None for each in found))
+    return found
+
+
+def compile_together(
+    programs: Iterable[Program],
+    done: Callable[[int], None],
+    keep: Callable[[str, Any], None] = lambda name, compiled: None,
+) -> list[Any]:
+    """Each program compiled, so that a call of its function finds it too; those that are kept as something go to `keep`
+    on the way. `done` hears how many there are.
+
+    XLA leaves the interpreter while it compiles; tracing does not: that and `done` stay on the thread of the call.
     BackendFault names the program that cannot be compiled. An interrupt ends with the programs that are under way, and
     begins no other.
     """
-    threads = min(MOST_THREADS, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads, thread_name_prefix="mlxcel-compile") as pool:
+    with _threads() as pool:
         try:
-            futures: list[Future[None]] = []
+            futures: list[Future[Any]] = []
             for each in programs:
-                futures.append(pool.submit(_compile, each, _lowered(each)))
-                compiled(_done(futures))
+                futures.append(pool.submit(_compiled, each, _lowered(each), keep))
+                done(_count(futures))
             for future in as_completed(futures):
                 future.result()
-                compiled(_done(futures))
+                done(_count(futures))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    return [future.result() for future in futures]
 
 
-def _done(futures: Sequence[Future[None]]) -> int:
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="mlxcel-compile")
+
+
+def _count(futures: Sequence[Future[Any]]) -> int:
     return sum(future.done() for future in futures)
 
 
@@ -56,10 +89,12 @@ def _lowered(program: Program) -> Any:
         return program.function.lower(*program.arguments)
 
 
-def _compile(program: Program, lowered: Any) -> None:
-    """What comes of it is kept by JAX."""
+def _compiled(program: Program, lowered: Any, keep: Callable[[str, Any], None]) -> Any:
     with _about(program):
-        lowered.compile()
+        compiled = lowered.compile()
+        if program.kept_as is not None:
+            keep(program.kept_as, compiled)
+        return compiled
 
 
 @contextmanager

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import stat
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import attrs
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 log = logging.getLogger("mlxcel.jax")
 
@@ -20,6 +24,8 @@ _KEEP_ALL: Final = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,  # 0 would let JAX put a least size of its own
 }
+_ENABLED: Final = "jax_enable_compilation_cache"
+_PROGRAMS: Final = "programs"
 _ENTRIES: Final = "*-cache"
 _UNREADABLE: Final = "Error reading persistent compilation cache entry"
 
@@ -32,6 +38,7 @@ def use_cache(folder: Path | None) -> None:
     own = folder / f"jax-{jax.__version__}"
     try:
         make_private(own)
+        make_private(own / _PROGRAMS)
     except OSError as error:
         log.warning("compiled programs are not kept: %s: %s", own, error.strerror or error)
         return
@@ -43,6 +50,43 @@ def folder_in_use() -> Path | None:
     """Where JAX keeps programs in this process."""
     folder: str | None = jax.config.values[_FOLDER]
     return None if folder is None else Path(folder)
+
+
+def program_folder() -> Path | None:
+    """Where whole programs are kept in this process (program_store.py): beside JAX's own, where that folder is ours."""
+    folder = folder_in_use()
+    return folder / _PROGRAMS if folder is not None and (folder / _PROGRAMS).is_dir() else None
+
+
+@attrs.define
+class _Unasked:
+    """Whoever wants JAX's cache not to be asked, in the whole process."""
+
+    count: int = 0
+    lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    def change(self, by: int) -> None:
+        with self.lock:
+            before, self.count = self.count, self.count + by
+            if bool(before) != bool(self.count):
+                jax.config.update(_ENABLED, not self.count)  # type: ignore[no-untyped-call]
+                compilation_cache.reset_cache()
+
+
+@functools.cache
+def _unasked() -> _Unasked:
+    return _Unasked()
+
+
+@contextmanager
+def unasked() -> Iterator[None]:
+    """Around compiling what is kept as a whole. JAX gives out programs of its cache that cannot be kept again: on a CPU
+    they lack some of their functions, and fail when they run."""
+    _unasked().change(1)
+    try:
+        yield
+    finally:
+        _unasked().change(-1)
 
 
 def make_private(folder: Path) -> None:

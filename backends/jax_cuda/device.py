@@ -35,7 +35,7 @@ def choose_device(asked: str) -> jax.Device:
         there = jax.local_devices(backend=platform)
     except RuntimeError as error:
         raise DeviceError(
-            f"JAX has no device {asked} here: {_first_line(error)}",
+            f"JAX has no device {asked} here: {first_line(error)}",
             hint="`mlxcel doctor` shows what it finds; `--device cpu` runs on the CPU",
         ) from error
     if int(number or 0) >= len(there):
@@ -60,7 +60,7 @@ def enough_memory(device: jax.Device, what: str) -> Iterator[None]:
         ) from error
 
 
-def _first_line(error: RuntimeError) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 

@@ -12,6 +12,7 @@ from mlxcel.core.backend import DeviceMemory
 
 LIBRARY: Final = "libcuda.so.1"
 _LISTED: Final = Path("/proc/driver/nvidia/gpus")
+_VERSION: Final = Path("/proc/driver/nvidia/version")
 _NODES: Final = Path("/dev")
 
 
@@ -26,6 +27,14 @@ def cuda_version() -> str | None:
     if library is None or library.cuDriverGetVersion(ctypes.byref(number)):
         return None
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def driver_version() -> str:
+    """Its own, in the driver's words; "" without one."""
+    try:
+        return _VERSION.read_text().partition("\n")[0]
+    except OSError:
+        return ""
 
 
 def gpus() -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from mlxcel.core.sampling import Sampler
 from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.decode_run import Run
 from mlxcel_jax_cuda.drawing import Asked, LastDrawn
+from mlxcel_jax_cuda.executables import Executables
 from mlxcel_jax_cuda.forward import Read
 from mlxcel_jax_cuda.launch import Launch, Launching
 from mlxcel_jax_cuda.model import Model
@@ -40,6 +41,7 @@ class Running:
     launching: Launching
     kv: storage.Leaves
     last: LastDrawn
+    executables: Executables
     run_steps: int = 1  # decode steps of a run, 1: there are none
     begun: np.ndarray = attrs.field(default=attrs.Factory(_unknown, takes_self=True))
     """[slots]: the position at which the row of a slot began to write, behind a prefix that others may hold too."""
@@ -49,6 +51,10 @@ class Running:
     @property
     def layout(self) -> KVLayout:
         return self.model.layout
+
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """A jitted function with such arguments as the following give, by its program."""
+        return self.executables.call(function, arguments)
 
     def for_forward(self, launch: Launch) -> tuple[Any, ...]:
         """The arguments of `forward`."""

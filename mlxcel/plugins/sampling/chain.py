@@ -66,6 +66,13 @@ class ChainSampler:
     def __hash__(self) -> int:
         return hash((type(self), self._vocab, self._named))
 
+    def draw_goes_by(self, stages: Sequence[str]) -> tuple[Any, ...] | None:
+        """Plain values that `draw` with these stages depends on beside its arguments, for a backend that keeps what it
+        compiled; None where a third party's processor is among them."""
+        if any(stage.foreign is not None and stage.name in stages for stage in self._stages):
+            return None
+        return self._vocab, self._named, self._all_newlines() if "xtc" in stages else None
+
     def open(self, spec: SequenceSpec) -> RowState:
         """RequestError for a sampled row whose seed nobody drew, since its reply could not be reported or repeated, and
         for what a logit stage refuses."""

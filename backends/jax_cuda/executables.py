@@ -1,0 +1,101 @@
+"""The programs of an engine that runs, by function and static arguments: made ahead, or when one is first called."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+
+from mlxcel_jax_cuda.compile_ahead import Program, compile_together, load_together, parts
+from mlxcel_jax_cuda.compile_cache import unasked
+from mlxcel_jax_cuda.program_store import ProgramStore
+
+log = logging.getLogger("mlxcel.jax")
+
+_Key = tuple[Any, tuple[Any, ...]]
+
+
+@attrs.define(eq=False)
+class Executables:
+    """Of one engine, whose static arguments say all about the shapes of its arrays. Programs that are not kept in a
+    store are JAX's own affair: it finds them again in its memory or in its cache."""
+
+    _store: ProgramStore | None = None
+    _ready: dict[_Key, Callable[..., Any]] = attrs.field(factory=dict)
+    _unproven: dict[_Key, str] = attrs.field(factory=dict)
+    """Programs that were loaded and did not run yet, with what they are kept as."""
+
+    def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """`function(*arguments)`, by its program."""
+        statics, arrays = parts(arguments)
+        ready = self._ready.get((function, statics))
+        if ready is None:
+            ready = self._ready[function, statics] = self._on_demand(function, arguments)
+        return ready(*arrays)
+
+    def make(self, programs: Iterable[Program], done: Callable[[int], None]) -> None:
+        """All of them, ahead; `done` hears how many there are."""
+        named = [attrs.evolve(each, kept_as=self._kept_as(each.function, each.arguments)) for each in programs]
+        found = [None] * len(named) if self._store is None else load_together(named, self._store.load, done)
+        kept: list[Program] = []
+        others: list[Program] = []
+        for each, call in zip(named, found, strict=True):
+            if call is not None and each.kept_as is not None:
+                self._ready[_key(each)] = call
+                self._unproven[_key(each)] = each.kept_as
+            else:
+                (others if each.kept_as is None else kept).append(each)
+        there = len(named) - len(kept) - len(others)
+        self._compile(kept, lambda count: done(there + count))
+        self._compile(others, lambda count: done(there + len(kept) + count))
+        log.info("programs: %d loaded, %d compiled", there, len(kept) + len(others))
+
+    def proven(self) -> None:
+        """Every program that is there has run."""
+        self._unproven.clear()
+
+    def doubt(self) -> bool:
+        """Something failed: what was loaded and did not run yet is forgotten, and made anew when it is called. Whether
+        there was any."""
+        doubted = bool(self._unproven)
+        for key, kept_as in self._unproven.items():
+            del self._ready[key]
+            if self._store is not None:
+                self._store.remove(kept_as)
+        self._unproven.clear()
+        return doubted
+
+    def _on_demand(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        statics, _ = parts(arguments)
+        kept_as = self._kept_as(function, arguments)
+        if self._store is None or kept_as is None:
+            return functools.partial(function, *statics)
+        found = self._store.load(kept_as)
+        if found is not None:
+            self._unproven[function, statics] = kept_as
+            return found
+        with unasked():
+            compiled = function.lower(*arguments).compile()
+        self._store.keep(kept_as, compiled)
+        return compiled
+
+    def _compile(self, programs: Sequence[Program], done: Callable[[int], None]) -> None:
+        """Programs that are all kept, or all not."""
+        if not programs:
+            return
+        if programs[0].kept_as is None or self._store is None:
+            compiled = compile_together(programs, done)
+        else:
+            with unasked():
+                compiled = compile_together(programs, done, self._store.keep)
+        self._ready.update(zip(map(_key, programs), compiled, strict=True))
+
+    def _kept_as(self, function: Any, arguments: tuple[Any, ...]) -> str | None:
+        return None if self._store is None else self._store.name(function, *parts(arguments))
+
+
+def _key(program: Program) -> _Key:
+    return program.function, parts(program.arguments)[0]

@@ -1,0 +1,96 @@
+"""Values as bytes that tell them apart, the same in every process: what a program is found by on disk."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import attrs
+import numpy as np
+
+OWN: Final = ("mlxcel", "mlxcel_jax_cuda")
+"""Packages whose sources are part of what a program is found by. Classes of others could change unseen."""
+
+_NUMBERS: Final = (bool, int, complex, str)
+
+
+class NotPlain(TypeError):
+    """A value, or one inside it, of which it cannot be said with certainty what it comes to in a program."""
+
+
+def fingerprint(value: Any) -> bytes:
+    """Different for any two values that differ in a type or in a value somewhere inside: plain values, arrays of NumPy,
+    their containers, records of attrs and objects without state, of classes of our own. NotPlain for any other.
+
+    An object with a method `plainly` is what that gives.
+    """
+    kind = type(value)
+    if value is None or kind in _NUMBERS:
+        return _tagged(kind.__name__, repr(value).encode())
+    if kind is float:
+        return _tagged("float", value.hex().encode())
+    if kind is bytes:
+        return _tagged("bytes", value)
+    if isinstance(value, np.ndarray | np.generic):
+        return _array(np.asarray(value))
+    if isinstance(value, np.dtype):
+        return _tagged("dtype", value.str.encode() + value.name.encode())
+    if kind in (list, tuple):
+        return _joined(kind.__name__, map(fingerprint, value))
+    if kind in (set, frozenset):
+        return _joined(kind.__name__, sorted(map(fingerprint, value)))
+    if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
+        pairs = (_joined("pair", map(fingerprint, pair)) for pair in value.items())
+        return _joined("mapping", sorted(pairs))
+    return _of_own_class(value)
+
+
+def _of_own_class(value: Any) -> bytes:
+    kind = type(value)
+    name = own_name(kind)
+    if isinstance(value, enum.Enum):
+        return _tagged(name, value.name.encode())
+    if hasattr(kind, "plainly"):
+        return _joined(name, [fingerprint(value.plainly())])
+    if attrs.has(kind):
+        fields = ((field.name, getattr(value, field.name)) for field in attrs.fields(kind))
+        return _joined(name, (_joined("field", map(fingerprint, field)) for field in fields))
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _joined(name, map(fingerprint, value))
+    if getattr(value, "__dict__", None) or any(getattr(base, "__slots__", ()) for base in kind.__mro__):
+        raise NotPlain(f"{name} has state")
+    if issubclass(kind, _CONTAINERS):
+        raise NotPlain(f"{name} is a kind of {kind.__mro__[-2].__name__}")
+    return _tagged("object", name.encode())
+
+
+_CONTAINERS: Final = (int, float, str, bytes, list, tuple, dict, set, frozenset, Mapping)
+
+
+def own_name(kind: type[Any]) -> str:
+    """The full name of a class of ours. NotPlain where it is another's, or inherits from one."""
+    for base in kind.__mro__:
+        package = base.__module__.partition(".")[0]
+        if package not in OWN and base.__module__ not in ("builtins", "typing", "enum", "abc", "collections.abc"):
+            raise NotPlain(f"{base.__module__}.{base.__qualname__} is a class of another package")
+    if "<" in kind.__qualname__:
+        raise NotPlain(f"{kind.__qualname__} was made in a function")
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _array(value: np.ndarray) -> bytes:
+    if value.dtype.hasobject:
+        raise NotPlain("an array of objects")
+    shape = repr((value.dtype.str, value.dtype.name, value.shape)).encode()
+    return _joined("array", [shape, np.ascontiguousarray(value).tobytes()])
+
+
+def _tagged(tag: str, data: bytes) -> bytes:
+    """With their lengths, so that no two lists of parts become the same bytes."""
+    return b"%s:%d:%s" % (tag.encode(), len(data), data)
+
+
+def _joined(tag: str, parts: Iterable[bytes]) -> bytes:
+    listed = list(parts)
+    return _tagged(f"{tag}*{len(listed)}", b"".join(_tagged("", part) for part in listed))

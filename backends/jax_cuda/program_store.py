@@ -1,0 +1,217 @@
+"""Compiled programs on disk, found without being traced: what determines one is its name.
+
+JAX's own cache is asked with a program that is traced and lowered, which takes longer than reading it. Here a program
+is found by everything that tracing and compiling go by: sources, versions, settings, device, static arguments, and the
+kinds of its arrays (docs/adr/0023-programs-found-without-tracing.md). Whatever cannot be told is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import platform
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import jax
+from jaxlib.version import __version__ as jaxlib_version
+
+from mlxcel.config import compiling_variables
+from mlxcel_jax_cuda import driver
+from mlxcel_jax_cuda.compile_cache import make_private, program_folder
+from mlxcel_jax_cuda.fingerprint import NotPlain, fingerprint
+from mlxcel_jax_cuda.sources import Sources, own_sources, versions
+
+log = logging.getLogger("mlxcel.jax")
+
+LIMIT: Final = 2 << 30
+"""Bytes of a folder, beyond which those go that were not used for the longest time."""
+_BEGINS: Final = b"mlxcel program 1\n"
+_SUFFIX: Final = ".program"
+_ABANDONED: Final = 3600.0
+"""Seconds after which a file that somebody began to write belongs to nobody."""
+_OF_CACHES: Final = ("compilation_cache", "persistent_cache")
+
+
+@attrs.define(eq=False)
+class ProgramStore:
+    """The programs of one device. Calls come from any thread."""
+
+    folder: Path
+    _device: jax.Device
+    _sources: Sources
+    _facts: bytes
+    _told: bool = False
+    _known: dict[int, tuple[Any, bytes]] = attrs.field(factory=dict)  # by id, with what keeps the id
+    _lock: threading.Lock = attrs.field(factory=threading.Lock)
+
+    @classmethod
+    def of(cls, device: jax.Device) -> ProgramStore | None:
+        """None where programs are not kept: there is no folder for them, or no certainty of what makes them."""
+        folder, sources = program_folder(), own_sources()
+        if folder is None or sources is None:
+            log.debug("programs are traced: %s", "no folder keeps them" if folder is None else "sources have changed")
+            return None
+        try:
+            make_private(folder)
+            _remove_old(folder)
+        except OSError as error:
+            log.warning("programs are not kept: %s: %s", folder, error.strerror or error)
+            return None
+        return cls(folder, device, sources, fingerprint(_facts(device, sources)))
+
+    def name(self, function: Any, statics: tuple[Any, ...], arrays: tuple[Any, ...]) -> str | None:
+        """What a jitted function with such arguments is kept under; None where that cannot be told."""
+        try:
+            told = [fingerprint((function.__module__, function.__qualname__, _settings()))]
+            told += [self._of_static(static) for static in statics]
+            told.append(fingerprint(list(_kinds(arrays))))
+        except (NotPlain, AttributeError) as error:
+            log.debug("%r is not kept: %s", function, error)
+            return None
+        return hashlib.sha256(fingerprint([self._facts, *told])).hexdigest()
+
+    def _of_static(self, static: Any) -> bytes:
+        """Models are large, and the same for many programs."""
+        held, told = self._known.get(id(static), (None, b""))
+        if held is None:
+            told = hashlib.sha256(fingerprint(static)).digest()
+            self._known[id(static)] = static, told
+        return told
+
+    def load(self, name: str) -> Any | None:
+        """The program, to be called with arrays alone. What is no program is removed, with one warning for all."""
+        path = self._path(name)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        begins = _begins(name, data[len(_begins(name, b"")) :])
+        try:
+            if not data.startswith(begins):
+                raise ValueError("it is not what was written")
+            from jax.experimental.serialize_executable import deserialize_and_load
+
+            packed, taken, given = pickle.loads(data[len(begins) :])
+            return deserialize_and_load(
+                packed, taken, given, backend=self._device.client, execution_devices=[self._device]
+            )
+        except Exception as error:
+            self._tell(error)
+            self.remove(name)
+            return None
+
+    def keep(self, name: str, compiled: Any) -> None:
+        """A program that cannot be kept, or not with certainty, is compiled again the next time."""
+        if not self._sources.unchanged():
+            log.debug("a program is not kept: sources have changed since this process began")
+            return
+        try:
+            from jax.experimental.serialize_executable import serialize
+
+            data = pickle.dumps(serialize(compiled))
+            self._write(name, _begins(name, data) + data)
+        except Exception as error:
+            log.debug("a program is not kept: %s: %s", type(error).__name__, error)
+
+    def _write(self, name: str, data: bytes) -> None:
+        """Whole or not at all, however many write it."""
+        number, path = tempfile.mkstemp(prefix=name, dir=self.folder)
+        try:
+            with open(number, "wb") as file:
+                file.write(data)
+            os.replace(path, self._path(name))
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
+
+    def remove(self, name: str) -> None:
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}{_SUFFIX}"
+
+    def _tell(self, error: Exception) -> None:
+        with self._lock:
+            first, self._told = not self._told, True
+        words = f"{type(error).__name__}: {error}".partition("\n")[0]
+        level = logging.WARNING if first else logging.DEBUG
+        log.log(level, "a compiled program in %s is damaged, and made again: %s", self.folder, words)
+
+
+def _begins(name: str, data: bytes) -> bytes:
+    """What stands before the data of a program."""
+    return _BEGINS + name.encode() + hashlib.sha256(data).digest()
+
+
+def _facts(device: jax.Device, sources: Sources) -> list[Any]:
+    """Beside its arguments: what makes a program, and what it is made for."""
+    client: Any = device.client
+    made_by = [jax.__version__, jaxlib_version, *versions(), *platform.python_version_tuple(), sources.digest]
+    facts = [
+        device.platform,
+        device.device_kind,
+        device.id,
+        client.platform_version,
+        str(getattr(device, "compute_capability", "")),
+        int(getattr(device, "core_count", 0)),
+    ]
+    if device.platform == "cpu":
+        return [made_by, facts, _processor()]
+    return [made_by, facts, driver.cuda_version(), driver.driver_version()]
+
+
+def _processor() -> list[str]:
+    """XLA:CPU compiles for the very processor: its name and what it can do, of the first core."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        first = []
+    told = ("model", "flags", "vendor", "cpu family", "stepping", "Features", "CPU")
+    return [platform.machine(), str(os.cpu_count()), *(line for line in first if line.startswith(told))]
+
+
+def _settings() -> dict[str, Any]:
+    """What JAX and XLA were told, on this thread too, but for where they keep things."""
+    told = {name: value for name, value in jax.config.values.items() if not any(word in name for word in _OF_CACHES)}
+    return {"config": repr(sorted(told.items())), "variables": compiling_variables()}
+
+
+def _kinds(arrays: tuple[Any, ...]) -> Iterator[Any]:
+    """Of each array all by which a compiled program takes it or not."""
+    leaves, tree = jax.tree.flatten(arrays)
+    yield str(tree)
+    for leaf in leaves:
+        sharding = str(leaf.sharding) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else None
+        yield leaf.dtype.name, leaf.shape, bool(getattr(leaf, "weak_type", False)), sharding
+
+
+def _remove_old(folder: Path) -> None:
+    """Those that were not used for the longest time, as long as there is too much, and what was never finished."""
+    found: list[tuple[float, int, Path]] = []
+    for path in folder.iterdir():
+        try:
+            stat = path.stat()
+        except FileNotFoundError:  # another process was quicker
+            continue
+        if path.suffix == _SUFFIX:
+            found.append((stat.st_mtime, stat.st_size, path))
+        elif stat.st_mtime < time.time() - _ABANDONED:
+            path.unlink(missing_ok=True)
+    _remove_beyond(found, LIMIT)
+
+
+def _remove_beyond(found: Iterable[tuple[float, int, Path]], limit: int) -> None:
+    total = 0
+    for _, size, path in sorted(found, reverse=True):
+        total += size
+        if total > limit:
+            path.unlink(missing_ok=True)
