@@ -7,6 +7,8 @@ import pytest
 from real_engine import real_engine
 from test_standard_block import MODELS, SMALL
 
+from mlxcel.core.lone_row import LoneRow
+from mlxcel.core.plan import Decode
 from mlxcel.core.source import NoProgress
 from mlxcel.errors import BackendFault
 from mlxcel.plugins.kv.paged import PagedKV
@@ -43,23 +45,28 @@ def test_each_program_is_compiled_once_and_none_afterwards(monkeypatch, formulas
     family, overrides = MODELS["llama"]
     vocab, slots = (512, 2) if formulas else (640, 3)  # no other test has these: nothing is compiled yet
     shape = {**SMALL, "num_hidden_layers": 1, "vocab_size": vocab, **overrides}
-    backend, told = JaxBackend(device="cpu", level="R0", formulas=formulas), Told()
+    backend, told = JaxBackend(device="cpu", level="R0", formulas=formulas, decode_run=2 if formulas else 1), Told()
     sizes = {"slots": slots, "context": 128, "chunk": 64, "max_logprobs": -1}
     sizes |= {"kv_store": PagedKV, "page_size": 64, "pages": 6} if formulas else {}
     made = real_engine(random_checkpoint(family(), shape), family(), backend=backend, **sizes)
     before = compilations().count
     backend.warm_up(told)
     assert compilations().count - before == told.total
-    # Two draws with a decode in them, and three programs for pieces; or three for decode, and pieces have its draws.
+    # Two draws with a decode in them, and two runs of both; and three programs for pieces; or three for decode, and
+    # pieces have its draws.
     # For scores a forward and three draws. The clearing of pages; and copies of them, where a page is no whole row.
-    assert told.total == (2 + 3 if formulas else 3 + 1) + 4 + (2 if formulas else 1)
+    assert told.total == (2 + 2 + 3 if formulas else 3 + 1) + 4 + (2 if formulas else 1)
     assert told.done == sorted(told.done)
     assert told.done[-1] == told.total
     for params in ({}, {"temperature": 0.8, "top_k": 5, "seed": 1}):
         row = made.open(IDS, **params)
         for outcome in (made.engine.prefill(row, made.plan(IDS, 64)), *made.engine.step([row])):
             assert outcome.error is None
+        lone = LoneRow(made.engine, row)
+        assert made.engine.run_length([Decode(row)]) == (2 if formulas else 1)
+        assert all(lone.step().appended for _ in range(4))
         made.engine.close(row)
+        lone.drop()
     for start, top in ((0, 0), (98, 5), (3, vocab)):
         assert made.engine.score(IDS, start, top).top_ids.shape == (99 - start, top)
     assert backend.compilations_after_ready == 0

@@ -112,10 +112,11 @@ def forward_and_draw_run(
 ) -> tuple[Leaves, LastDrawn, jax.Array]:
     """The bits of so many calls of `forward_and_draw`, and int32 [steps, 2, R], the words that each found. buffer int32
     [steps * words], as a Run has it."""
-    each = len(buffer) // steps
+    # Cut by kernels of XLA's own: a cut in front of a Mosaic kernel becomes a fusion with it, which graphs leave out.
+    parts = lax.optimization_barrier(jnp.split(buffer, steps))  # type: ignore[no-untyped-call]
     words = []
-    for step in range(steps):
-        kv, last, found = _step(model, shape, drawing, weights, kv, last, buffer[step * each : (step + 1) * each])
+    for part in parts:
+        kv, last, found = _step(model, shape, drawing, weights, kv, last, part)
         last = lax.optimization_barrier(last)  # type: ignore[no-untyped-call]
         words.append(found.words)
     return kv, last, jnp.stack(words)
