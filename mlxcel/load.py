@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mlxcel.choose_backend import Chosen, choose_backend
-from mlxcel.core.backend import BackendCaps, WarmsUp
+from mlxcel.core.backend import BackendCaps, Remarks, WarmsUp
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.engine import Engine
 from mlxcel.core.finish import FinishStep
@@ -334,6 +334,8 @@ def _assemble(
     context = memory_plan.admitted()
     if context.lowered:
         say(context.lowered)
+    if isinstance(backend, Remarks) and (remark := backend.remark) is not None:
+        say(remark)
     held.callback(engine.shutdown)
     if parts.served and not config.no_warmup and isinstance(backend, WarmsUp):
         backend.warm_up(progress)

@@ -50,6 +50,7 @@ from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
 from mlxcel_jax_cuda.running import COPIES, UNKNOWN, Running
 from mlxcel_jax_cuda.weights import Weights, load_block, load_weights
+from mlxcel_jax_cuda.without_kernels import remark
 
 log = logging.getLogger("mlxcel.jax")
 
@@ -221,6 +222,11 @@ class JaxBackend:
     @property
     def compilations(self) -> Compilations:
         return Compilations(self._ready, self.compilations_after_ready)
+
+    @property
+    def remark(self) -> str | None:
+        """Of a GPU that runs this model op by op."""
+        return remark(self._started().model)
 
     def open(self, slot: int, spec: SequenceSpec) -> None:
         """A slot's ring is masked by its row's length, and its state begins as zeros at position 0."""

@@ -210,6 +210,16 @@ class WatchesNumerics(Protocol):
 
 
 @runtime_checkable
+class Remarks(Protocol):
+    """A backend that has something to say about how it runs a model."""
+
+    @property
+    def remark(self) -> str | None:
+        """Behind `start`: one line for whoever runs this model, None for nothing."""
+        ...
+
+
+@runtime_checkable
 class SharesWeights(Protocol):
     """A backend whose weights another one of its class, made with the same settings, can use as well."""
 
