@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import attrs
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Carry, Sampler
-from mlxcel_jax_cuda.fingerprint import NotPlain, own_name
+from mlxcel_jax_cuda.fingerprint import NotPlain, class_name
 
 
 @attrs.frozen(cache_hash=True)
@@ -40,10 +40,11 @@ class DrawShape:
 
     def plainly(self) -> tuple[Any, ...]:
         """As values that tell one from another. NotPlain where its sampler does not say what its draw goes by."""
-        goes_by: Any = getattr(self.sampler, "draw_goes_by", lambda stages: None)(self.stages)
-        if goes_by is None:
-            raise NotPlain(f"a draw of the sampler {self.sampler.name}")
-        return own_name(type(self.sampler)), goes_by, self.rows, self.stages, self.top_logprobs, self.params
+        kind, sampler = _who_draws(type(self.sampler)), self.sampler
+        goes_by = None if kind is None else sampler.draw_goes_by(self.stages)  # type: ignore[attr-defined]
+        if kind is None or goes_by is None:
+            raise NotPlain(f"a draw of the sampler {sampler.name}")
+        return class_name(kind), goes_by, self.rows, self.stages, self.top_logprobs, self.params
 
     @property
     def size(self) -> int:
@@ -64,6 +65,21 @@ class DrawShape:
         """Whether a row brings single numbers and no lists, and asks for its token alone. Such sets of stages are few,
         quickly compiled, and what nearly all rows use."""
         return self.top_logprobs is None and not any(behind for _, _, behind in self.params)
+
+
+_ON_THE_HOST: Final = {name for name in vars(Sampler) if name != "draw" and not name.startswith("_")}
+_OF_ANY_CLASS: Final = {*vars(type("", (), {})), "__qualname__", "__static_attributes__", "__firstlineno__"}
+
+
+def _who_draws(kind: type[Any]) -> type[Any] | None:
+    """The class that says what the draw of a sampler goes by; None where a class behind it has changed more than what
+    runs on the host."""
+    for base in kind.__mro__:
+        if "draw_goes_by" in vars(base):
+            return base
+        if not _ON_THE_HOST.union(_OF_ANY_CLASS).issuperset(vars(base)):
+            return None
+    return None
 
 
 class LastDrawn(NamedTuple):

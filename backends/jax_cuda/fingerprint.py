@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
 import numpy as np
 
-OWN: Final = ("mlxcel", "mlxcel_jax_cuda")
-"""Packages whose sources are part of what a program is found by. Classes of others could change unseen."""
+from mlxcel_jax_cuda.sources import OWN, Unknown, foreign_digest
 
 _NUMBERS: Final = (bool, int, complex, str)
+_PYTHON: Final = frozenset(sys.stdlib_module_names) | {"builtins"}
 
 
 class NotPlain(TypeError):
@@ -21,7 +22,7 @@ class NotPlain(TypeError):
 
 def fingerprint(value: Any) -> bytes:
     """Different for any two values that differ in a type or in a value somewhere inside: plain values, arrays of NumPy,
-    their containers, records of attrs and objects without state, of classes of our own. NotPlain for any other.
+    their containers, members of enumerations, records of attrs and objects without state. NotPlain for any other.
 
     An object with a method `plainly` is what that gives.
     """
@@ -43,12 +44,12 @@ def fingerprint(value: Any) -> bytes:
     if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections", "types"):
         pairs = (_joined("pair", map(fingerprint, pair)) for pair in value.items())
         return _joined("mapping", sorted(pairs))
-    return _of_own_class(value)
+    return _of_class(value)
 
 
-def _of_own_class(value: Any) -> bytes:
+def _of_class(value: Any) -> bytes:
     kind = type(value)
-    name = own_name(kind)
+    name = class_name(kind)
     if isinstance(value, enum.Enum):
         return _tagged(name, value.name.encode())
     if hasattr(kind, "plainly"):
@@ -68,15 +69,17 @@ def _of_own_class(value: Any) -> bytes:
 _CONTAINERS: Final = (int, float, str, bytes, list, tuple, dict, set, frozenset, Mapping)
 
 
-def own_name(kind: type[Any]) -> str:
-    """The full name of a class of ours. NotPlain where it is another's, or inherits from one."""
-    for base in kind.__mro__:
-        package = base.__module__.partition(".")[0]
-        if package not in OWN and base.__module__ not in ("builtins", "typing", "enum", "abc", "collections.abc"):
-            raise NotPlain(f"{base.__module__}.{base.__qualname__} is a class of another package")
+def class_name(kind: type[Any]) -> str:
+    """The full name of a class. Where it, or one that it inherits from, is another's, with a digest of the sources
+    that it comes from. NotPlain where that cannot be told."""
     if "<" in kind.__qualname__:
         raise NotPlain(f"{kind.__qualname__} was made in a function")
-    return f"{kind.__module__}.{kind.__qualname__}"
+    packages = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    try:
+        digests = [foreign_digest(package) for package in sorted(packages.difference(OWN, _PYTHON))]
+    except Unknown as error:
+        raise NotPlain(f"{kind.__module__}.{kind.__qualname__}: {error}") from error
+    return " ".join([f"{kind.__module__}.{kind.__qualname__}", *digests])
 
 
 def _array(value: np.ndarray) -> bytes:

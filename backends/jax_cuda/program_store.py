@@ -27,7 +27,7 @@ from mlxcel.config import compiling_variables
 from mlxcel_jax_cuda import driver
 from mlxcel_jax_cuda.compile_cache import make_private, program_folder
 from mlxcel_jax_cuda.fingerprint import NotPlain, fingerprint
-from mlxcel_jax_cuda.sources import Sources, own_sources, versions
+from mlxcel_jax_cuda.sources import Unknown, all_unchanged, own_digest, versions
 
 log = logging.getLogger("mlxcel.jax")
 
@@ -46,7 +46,6 @@ class ProgramStore:
 
     folder: Path
     _device: jax.Device
-    _sources: Sources
     _facts: bytes
     _told: bool = False
     _known: dict[int, tuple[Any, bytes]] = attrs.field(factory=dict)  # by id, with what keeps the id
@@ -55,17 +54,18 @@ class ProgramStore:
     @classmethod
     def of(cls, device: jax.Device) -> ProgramStore | None:
         """None where programs are not kept: there is no folder for them, or no certainty of what makes them."""
-        folder, sources = program_folder(), own_sources()
-        if folder is None or sources is None:
-            log.debug("programs are traced: %s", "no folder keeps them" if folder is None else "sources have changed")
+        folder = program_folder()
+        if folder is None:
             return None
         try:
             make_private(folder)
             _remove_old(folder)
+            return cls(folder, device, fingerprint(_facts(device)))
         except OSError as error:
             log.warning("programs are not kept: %s: %s", folder, error.strerror or error)
-            return None
-        return cls(folder, device, sources, fingerprint(_facts(device, sources)))
+        except Unknown as error:
+            log.info("programs are not kept: %s", error)
+        return None
 
     def name(self, function: Any, statics: tuple[Any, ...], arrays: tuple[Any, ...]) -> str | None:
         """What a jitted function with such arguments is kept under; None where that cannot be told."""
@@ -111,7 +111,7 @@ class ProgramStore:
 
     def keep(self, name: str, compiled: Any) -> None:
         """A program that cannot be kept, or not with certainty, is compiled again the next time."""
-        if not self._sources.unchanged():
+        if not all_unchanged():
             log.debug("a program is not kept: sources have changed since this process began")
             return
         try:
@@ -152,10 +152,10 @@ def _begins(name: str, data: bytes) -> bytes:
     return _BEGINS + name.encode() + hashlib.sha256(data).digest()
 
 
-def _facts(device: jax.Device, sources: Sources) -> list[Any]:
+def _facts(device: jax.Device) -> list[Any]:
     """Beside its arguments: what makes a program, and what it is made for."""
     client: Any = device.client
-    made_by = [jax.__version__, jaxlib_version, *versions(), *platform.python_version_tuple(), sources.digest]
+    made_by = [jax.__version__, jaxlib_version, *versions(), *platform.python_version_tuple(), own_digest()]
     facts = [
         device.platform,
         device.device_kind,

@@ -1,26 +1,53 @@
-"""What programs are made by: our own sources, and the packages under them. Digests of it, certain or none."""
+"""What programs are made by: our own sources, those of third parties, and the packages under them. Digests of it,
+certain or none."""
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import attrs
 
-from mlxcel_jax_cuda.fingerprint import OWN
+OWN: Final = ("mlxcel", "mlxcel_jax_cuda")
+"""The packages whose sources are part of what every program is found by."""
 
 UNDER_US: Final = ("jax", "nvidia", "numpy", "ml_dtypes", "attrs", "flax", "opt_einsum", "scipy")
-"""Names of distributions begin so that tracing, compiling and running go by."""
+"""Names of distributions begin so that tracing, compiling and running go by, in their versions."""
+
+_KNOWN: Final = {
+    *sys.stdlib_module_names,
+    *OWN,
+    "jax",
+    "jaxlib",
+    "numpy",
+    "ml_dtypes",
+    "attr",
+    "attrs",
+    "flax",
+    "scipy",
+}
+"""What a third party may import without a look at it."""
+
+_HIDDEN: Final = ("import_module", "__import__", "exec", "run_path", "run_module")
+"""Names by which code is run that nobody finds by reading."""
+
+_MOST_BYTES: Final = 64 << 20
+"""Of a third party's files."""
 
 _CLOSE: Final = 0.1
 """Seconds. File systems keep times in steps of a hundredth."""
+
+
+class Unknown(Exception):
+    """Why it cannot be told what code comes from."""
 
 
 @attrs.frozen
@@ -31,63 +58,129 @@ class Sources:
     _files: tuple[Path, ...]
     _began: float
 
+    @classmethod
+    def read(cls, files: Iterable[tuple[Path, Path]], began: float) -> Sources:
+        """Of (folder, file below it). Unknown for one that was written since `began`, seconds since the epoch."""
+        known, paths = hashlib.sha256(), []
+        try:
+            for folder, path in files:
+                paths.append(path)
+                for part in (str(path.relative_to(folder)).encode(), path.read_bytes()):
+                    known.update(hashlib.sha256(part).digest())
+        except OSError as error:
+            raise Unknown(f"{error.filename} cannot be read") from error
+        sources = cls(known.hexdigest(), tuple(paths), began)
+        if not sources.unchanged():
+            raise Unknown("a file was written since this process began, which may have read what it was before")
+        return sources
+
     def unchanged(self) -> bool:
-        """Whether the files are still those that this process imports."""
-        return all(_since(path) < self._began for path in self._files)
+        """Whether the files are still those that this process imports. Nothing sets the time back that counts here,
+        when a file was last written, renamed or linked."""
+        try:
+            return all(path.stat().st_ctime < self._began for path in self._files)
+        except OSError:
+            return False
 
 
 @functools.cache
-def own_sources() -> Sources | None:
-    """Those of mlxcel and of this backend. None where it cannot be said that what was imported is what the files hold:
-    one of them is younger than this process, or a module comes from elsewhere."""
-    began = _process_start()
-    if began is None:
-        return None
-    return read_sources(tuple(folder for name in OWN for folder in _folders(name)), began - _CLOSE)
+def _read() -> dict[str, Sources]:
+    """By package, those of this process."""
+    return {}
 
 
-def read_sources(folders: tuple[Path, ...], began: float) -> Sources | None:
-    """The .py files of packages, by their names below each folder. None for one that changed since `began`, seconds
-    since the epoch, or where a module of ours is none of them."""
-    known, files = hashlib.sha256(), []
-    try:
-        for folder in folders:
-            for path in sorted(folder.rglob("*.py")):
-                files.append(path)
-                for part in (str(path.relative_to(folder)).encode(), path.read_bytes()):
-                    known.update(hashlib.sha256(part).digest())
-            known.update(hashlib.sha256(b"").digest())
-        sources = Sources(known.hexdigest(), tuple(files), began)
-        return sources if sources.unchanged() and _imported() <= set(files) else None
-    except OSError:
-        return None
+def own_digest() -> str:
+    """Of mlxcel and of this backend."""
+    return _digest(" ".join(OWN), (pair for name in OWN for pair in _files(name, "*.py")), OWN)
 
 
-def _imported() -> set[Path]:
-    """The files of our modules that are there."""
-    ours = (module for name, module in sys.modules.items() if name.partition(".")[0] in OWN)
+def foreign_digest(package: str) -> str:
+    """Of a third party's top-level package or module, and of all that it imports but what is found by its version.
+    Unknown where it cannot be told by reading."""
+    if package not in _read():
+        found: dict[str, list[tuple[Path, Path]]] = {}
+        waiting = [package]
+        while waiting:
+            name = waiting.pop()
+            if name not in found and name not in _KNOWN:
+                found[name] = list(_files(name, "*"))
+                waiting += sorted({each for _, path in found[name] for each in _imports(path)})
+        pairs = [pair for name in sorted(found) for pair in found[name]]
+        if sum(path.stat().st_size for _, path in pairs) > _MOST_BYTES:
+            raise Unknown(f"the files of {package} are more than {_MOST_BYTES} bytes")
+        return _digest(package, pairs, tuple(found))
+    return _read()[package].digest
+
+
+def all_unchanged() -> bool:
+    """Of everything a digest was made of."""
+    return all(sources.unchanged() for sources in _read().values())
+
+
+def _digest(key: str, files: Iterable[tuple[Path, Path]], packages: tuple[str, ...]) -> str:
+    """Of files that hold all modules that were imported of these packages."""
+    if key not in _read():
+        listed = list(files)
+        beside = _imported(packages) - {path for _, path in listed}
+        if beside:
+            raise Unknown(f"{min(beside)} belongs to no folder of {key}")
+        _read()[key] = Sources.read(listed, process_start() - _CLOSE)
+    return _read()[key].digest
+
+
+def _imported(packages: tuple[str, ...]) -> set[Path]:
+    ours = [module for name, module in sys.modules.items() if name.partition(".")[0] in packages]
     return {Path(file) for module in ours if (file := getattr(module, "__file__", None))}
 
 
-def _folders(package: str) -> Iterator[Path]:
-    spec = find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        yield Path(folder)
+def _files(name: str, pattern: str) -> Iterator[tuple[Path, Path]]:
+    """(folder, file) of a package or a module; none of what is not there."""
+    module = sys.modules.get(name)
+    try:
+        spec = None if module is not None else find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if module is None and spec is None:
+        return
+    folders = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
+    if folders is None:
+        file = getattr(module, "__file__", None) if spec is None else spec.origin
+        if file is None:
+            raise Unknown(f"{name} is in no file")
+        yield Path(file).parent, Path(file)
+        return
+    for folder in map(Path, folders):
+        for path in sorted(folder.rglob(pattern)):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield folder, path
 
 
-def _since(path: Path) -> float:
-    """When a file was last written, renamed or linked: nothing sets that time back."""
-    return path.stat().st_ctime
+def _imports(path: Path) -> Iterator[str]:
+    """Top-level names that a file imports, wherever in it."""
+    if path.suffix != ".py":
+        return
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise Unknown(f"{path} cannot be read: {error}") from error
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0]
+        named = getattr(node, "id", None) or getattr(node, "attr", None)
+        if named in _HIDDEN or (isinstance(node, ast.Name) and node.id == "eval"):
+            raise Unknown(f"{path} runs code by {named}")
 
 
-def _process_start() -> float | None:
-    """Seconds since the epoch. None where there is no Linux to say it."""
+def process_start() -> float:
+    """Seconds since the epoch. Unknown where there is no Linux to say it."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return None
-    return time.time() - age if age > 0 else None
+    except (OSError, ValueError, IndexError, AttributeError) as error:
+        raise Unknown("the system does not say when this process began") from error
+    return time.time() - age
 
 
 @functools.cache
