@@ -131,7 +131,7 @@ def _of_lines(file: Path, records: Sequence[Mapping[str, Any]]) -> Iterator[tupl
     for (arm, path, storage, batch, prompt, tokens), rows in cells.items():
         rounds = len({row["round"] for row in rows}) if arm is not None else 0
         by = f"rounds, arm {arm}: median of {rounds} rounds" if rounds else f"median of {len(rows)} repeats"
-        commit = program.get("commit", "unknown")
+        commit = commit_of(program)
         how = f"bench-engine, {path} path, {storage} KV, {by}, commit {commit}"
         if batch == 1:
             rates = [row["decode_tok_s"] for row in rows]
@@ -140,6 +140,12 @@ def _of_lines(file: Path, records: Sequence[Mapping[str, Any]]) -> Iterator[tupl
             rates = [row["decode_tok_s_total"] for row in rows]
             line = Line(shape, "batch", "mlxcel", f"{how}, prompts of {prompt}")
             yield line, _median(batch, rates)
+
+
+def commit_of(program: Mapping[str, Any]) -> str:
+    """Of a header. A tree without its history knows of none: then the label says which it was."""
+    found = program.get("commit") or "unknown"
+    return str(program.get("label") or found) if found == "unknown" else str(found)
 
 
 def _median(x: float, rates: Sequence[float]) -> Point:
