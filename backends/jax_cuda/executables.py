@@ -74,6 +74,7 @@ class Executables:
         if self._store is None or kept_as is None:
             return functools.partial(function, *statics)
         found = self._store.load(kept_as)
+        log.info("program %s: %s on demand", function.__qualname__, "compiled" if found is None else "loaded")
         if found is not None:
             self._unproven[function, statics] = kept_as
             return found

@@ -1,0 +1,391 @@
+"""What a compiled program is found by: whatever may change it changes that, and what cannot be told is not kept."""
+
+import enum
+import math
+import re
+import sys
+import time
+import types
+from collections import OrderedDict
+from typing import NamedTuple
+
+import attrs
+import jax
+import numpy as np
+import pytest
+
+from mlxcel.core.kv import FullKV, KVLayout, KVSpec, RecurrentKV, SlidingKV
+from mlxcel.plugins.families.llama import Llama
+from mlxcel.plugins.families.qwen import Qwen3
+from mlxcel.plugins.sampling.chain import ChainSampler
+from mlxcel.testing.byte_tokenizer import ByteTokenizer
+from mlxcel.testing.random_checkpoint import SHAPES, random_checkpoint
+from mlxcel_jax_cuda import sources
+from mlxcel_jax_cuda.block_arrays import BlockIndex
+from mlxcel_jax_cuda.drawing import DrawShape
+from mlxcel_jax_cuda.fingerprint import NotPlain, fingerprint
+from mlxcel_jax_cuda.launch import Shape
+from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.numerics import Numerics
+from mlxcel_jax_cuda.sources import Sources, Unknown, foreign_digest
+from mlxcel_jax_cuda.weights import Linear, WeightIndex
+
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+class Other(NamedTuple):
+    a: object
+    b: object
+
+
+class Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+
+
+@attrs.frozen
+class Record:
+    a: object
+    b: object = attrs.field(default=None, eq=False, repr=False)
+
+
+class Stateless:
+    pass
+
+
+class AlsoStateless(Stateless):
+    pass
+
+
+APART = [
+    None, False, True, 0, 1, -1, 1 << 70, 0.0, -0.0, 1.0, math.nextafter(1.0, 2), math.inf, 1j, "", "1", "None", b"",
+    b"1", (), (1,), (1, 2), ((1,), 2), ((1, 2),), (1, (2,)), ("12", "3"), ("1", "23"), ["12", "3"], [], [1], {},
+    {1: 2}, {"1": 2}, {2: 1}, {1: 2, 3: 4}, {1: 4, 3: 2}, frozenset(), frozenset({1}), {1},
+    Pair(1, 2), Other(1, 2), Pair(2, 1),
+    Colour.RED, Colour.GREEN, Record(1), Record(1, 2), Record(2), Record((1,)), Stateless(), AlsoStateless(),
+    np.int32(1), np.int64(1), np.float32(1), np.array(1), np.array([1]), np.array([[1]]), np.array([1, 2]),
+    np.array([[1], [2]]), np.array([1, 2], ">i8"), np.array([1.0, 2.0]), np.array("1"),
+    np.dtype("int32"), np.dtype(">i4"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def trusted(monkeypatch):
+    """As if this file had been read with nothing behind it, and were older than the process: pytest runs code that
+    nobody finds by reading."""
+    monkeypatch.setattr("mlxcel_jax_cuda.fingerprint.OWN", (*sources.OWN, __name__))
+
+
+def test_values_that_differ_in_anything_are_told_apart():
+    prints = [fingerprint(value) for value in APART]
+    assert len(set(prints)) == len(APART)
+    assert [fingerprint([value]) for value in APART] != prints
+    assert prints == [fingerprint(value) for value in APART]
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}),
+        ({"a": 1, "b": 2}, types.MappingProxyType({"b": 2, "a": 1})),
+        (frozenset("abcdefgh"), frozenset(reversed("abcdefgh"))),
+        (np.arange(6).reshape(2, 3).T, np.arange(6).reshape(2, 3).T.copy()),
+        (Record(1), Record(a=1, b=None)),
+    ],
+)
+def test_order_and_memory_do_not_count(one, same):
+    assert fingerprint(one) == fingerprint(same)
+
+
+class Stateful:
+    def __init__(self):
+        self.seen = 0
+
+
+class Slotted:
+    __slots__ = ("seen",)
+
+
+class Number(int):
+    pass
+
+
+def made_here():
+    class Local:
+        pass
+
+    return Local()
+
+
+UNTOLD = {
+    "an object with state": Stateful(),
+    "one with a slot": Slotted(),
+    "one inside": {"a": (1, [Stateful()])},
+    "a function": lambda: 1,
+    "a method": [].append,
+    "a class": Stateless,
+    "a module": math,
+    "of C": re.compile("a"),
+    "of C, and of Python's own": range(3),
+    "of C, in a package of Python": np.add,
+    "a kind of number": Number(3),
+    "objects in an array": np.array([None, 1]),
+    "a class that a function made": made_here(),
+    "an object": object(),
+    "a generator": (each for each in ()),
+}
+
+
+@pytest.mark.parametrize("value", UNTOLD.values(), ids=UNTOLD)
+def test_what_cannot_be_told_is_refused(value):
+    with pytest.raises(NotPlain):
+        fingerprint(value)
+    with pytest.raises(NotPlain):
+        fingerprint(Record(1, value))
+
+
+# --- static arguments ----------------------------------------------------------------------------------------------
+
+
+def statics(vocab=320, tokenizer=None):
+    """All kinds of them, each with something in every field."""
+    shape = {**SHAPES["llama-3.2-1b"], "num_hidden_layers": 2, "vocab_size": 128, "hidden_size": 256}
+    family = Llama()
+    config = family.parse_config(random_checkpoint(family, shape))
+    spec = KVSpec((FullKV(2, 64, 64), SlidingKV(2, 64, 64, 100), RecurrentKV(((2, 3), (4,)))))
+    layout = KVLayout(spec, pages=4, page_size=64, paged=True, slots=3, context=128, chunk=32)
+    block = family.standard_block(config, 128)
+    index = WeightIndex(2, ((("qkv", 0), Linear(3, 4, (5, 6), BlockIndex.of(block).shapes.qkv)),), ((("norm", 0), 1),))
+    numerics = Numerics("cpu", "float32", "R2", 132)
+    sampler = ChainSampler(vocab=vocab, tokenizer=tokenizer)
+    draws = [DrawShape.of(sampler, sampling, 8) for sampling in sampler.stage_sets(8)]
+    models = [Model(family, config, kind, layout, numerics, block) for kind in (index, BlockIndex.of(block))]
+    return [*models, Shape(8, 1, 8, 2), *draws]
+
+
+def changed(value):
+    """Values of the same kind as one, each of which differs from it in one place."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int | float):
+        yield value + 1
+    elif isinstance(value, str):
+        yield f"{value}x"
+    elif value is None:
+        yield 0
+    elif isinstance(value, np.ndarray):
+        yield np.concatenate([value, value])
+    elif isinstance(value, tuple | list):
+        yield value[:-1] if value else type(value)((0,))
+        for place, each in enumerate(value):
+            yield from (type(value)((*value[:place], new, *value[place + 1 :])) for new in changed(each))
+    elif isinstance(value, frozenset):
+        yield value | {"another"}
+    elif attrs.has(type(value)):
+        for field in attrs.fields(type(value)):
+            for new in changed(getattr(value, field.name)):
+                other = object.__new__(type(value))  # no check and no conversion of a constructor
+                for each in attrs.fields(type(value)):
+                    object.__setattr__(other, each.name, new if each is field else getattr(value, each.name))
+                yield other
+    elif isinstance(value, Llama):
+        yield Qwen3()
+    elif isinstance(value, ChainSampler):
+        yield ChainSampler(vocab=321)
+        yield ChainSampler(vocab=320, tokenizer=ByteTokenizer())
+
+
+def test_a_field_of_static_arguments_that_changes_is_another_program():
+    """Each of every record, however deep. Dicts are not among them: records that are hashed have none."""
+    total = 0
+    for static in statics():
+        prints = [fingerprint(static), *map(fingerprint, changed(static))]
+        assert len(set(prints)) == len(prints)
+        total += len(prints)
+    assert total > 300
+
+
+def test_equal_static_arguments_made_anew_are_the_same_program():
+    assert [fingerprint(static) for static in statics()] == [fingerprint(static) for static in statics()]
+
+
+class Newlines(ByteTokenizer):
+    def token_bytes(self, token):
+        return b"\n" if token == 7 else super().token_bytes(token)
+
+
+def test_a_draw_goes_by_the_tokens_that_it_reads():
+    """XTC spares newlines; the other stages know no token by its text."""
+    first, second = (statics(tokenizer=tokenizer)[3:] for tokenizer in (ByteTokenizer(), Newlines()))
+    differ = [fingerprint(a) != fingerprint(b) for a, b in zip(first, second, strict=True)]
+    assert differ == ["xtc" in shape.stages for shape in first]
+    assert any(differ)
+
+
+class Fewer(ChainSampler):
+    def stage_sets(self, rows):
+        return super().stage_sets(rows)[:1]
+
+
+class Coarser(ChainSampler):
+    def _all_newlines(self):
+        return np.ones(320, bool)
+
+
+class Begun(ChainSampler):
+    def __init__(self, **given):
+        super().__init__(**given)
+        self._stages = self._stages[1:]
+
+
+class Unsaid:
+    name = "unsaid"
+
+    def draw(self, xp, logits, sampling, carry):
+        raise NotImplementedError
+
+
+def test_another_sampler_has_a_draw_of_its_own_unless_it_changes_the_host_alone():
+    _, _, _, shape, *_ = statics()
+    fewer = attrs.evolve(shape, sampler=Fewer(vocab=320))
+    assert fingerprint(fewer) == fingerprint(shape)
+    for sampler in (Coarser(vocab=320), Begun(vocab=320), Unsaid()):
+        with pytest.raises(NotPlain, match="a draw of the sampler"):
+            fingerprint(attrs.evolve(shape, sampler=sampler))
+
+
+class Louder:
+    """A third party's logits processor."""
+
+    stage, history = "processors", 0
+
+    def prepare(self, args, spec):
+        return {"by": np.float32(2)}
+
+    def apply(self, xp, logits, params, history):
+        return logits * params["by"][:, None]
+
+
+def test_a_draw_with_a_third_partys_processor_is_not_kept():
+    sampler = ChainSampler(vocab=320, processors={"louder": Louder()})
+    known = DrawShape.of(sampler, sampler.stage_sets(8)[0], 8)
+    assert fingerprint(known) == fingerprint(statics()[3])
+    with pytest.raises(NotPlain):
+        fingerprint(attrs.evolve(known, stages=("processors.0.louder",)))
+
+
+# --- sources -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    for name, text in (("__init__.py", ""), ("a.py", "A = 1\n"), ("inner/b.py", "B = 1\n")):
+        (package / name).write_text(text)
+    return package
+
+
+def digest_of(folder, began=math.inf):
+    return Sources.read([(folder, path) for path in sorted(folder.rglob("*.py"))], began).digest
+
+
+def test_a_byte_of_a_source_that_changes_is_another_program(folder):
+    first = digest_of(folder)
+    assert digest_of(folder) == first
+    found = {first}
+    for change in (
+        lambda: (folder / "inner/b.py").write_text("B = 2\n"),
+        lambda: (folder / "a.py").rename(folder / "c.py"),
+        lambda: (folder / "c.py").rename(folder / "inner/c.py"),
+        lambda: (folder / "d.py").write_text(""),
+        lambda: (folder / "d.py").unlink() or (folder / "__init__.py").write_text("\n"),
+    ):
+        change()
+        found.add(digest_of(folder))
+    assert len(found) == 6
+
+
+def test_sources_that_were_written_since_the_process_began_are_not_known(folder):
+    began = max(path.stat().st_ctime for path in folder.rglob("*.py")) + 0.001
+    read = Sources.read([(folder, folder / "a.py")], began)
+    assert read.unchanged()
+    (folder / "new.py").write_text("A = 2\n")
+    time.sleep(0.05)  # longer than the steps of a file system's clock
+    (folder / "new.py").replace(folder / "a.py")
+    assert not read.unchanged()
+    with pytest.raises(Unknown, match="since this process began"):
+        digest_of(folder, began)
+
+
+def test_the_process_began_a_while_ago():
+    """Behind the files that it has read, before the ones that this test writes."""
+    assert 0 < time.time() - sources.process_start() < 24 * 3600
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """Nothing was read yet, and everything in the world is old."""
+    sources._read.cache_clear()
+    monkeypatch.setattr(sources, "process_start", lambda: math.inf)
+    yield
+    sources._read.cache_clear()
+
+
+def test_a_third_partys_digest_is_of_all_that_it_imports(third_party, fresh, tmp_path):
+    site = tmp_path / "site"
+    files = {
+        "parrot_family/__init__.py": "import jax, numpy\nfrom mlxcel.core.kv import KVSpec\nfrom . import forward\n",
+        "parrot_family/forward.py": "def run():\n    import parrot_words\n    from absent_words import more\n",
+        "parrot_family/table.json": "[1]",
+        "parrot_words.py": "from parrot_deep.inner import WORD\n",
+        "parrot_deep/inner.py": "WORD = 1\n",
+        "unrelated.py": "",
+    }
+    for name, text in files.items():
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_text(text)
+
+    def digest():
+        sources._read.cache_clear()
+        return foreign_digest("parrot_family")
+
+    first = digest()
+    assert digest() == first
+    (site / "unrelated.py").write_text("1")
+    assert digest() == first
+    found = {first}
+    for name in list(files)[:-1]:
+        (site / name).write_text(files[name] + " ")
+        found.add(digest())
+    (site / "absent_words.py").write_text("more = 1\n")
+    found.add(digest())
+    assert len(found) == len(files) + 1
+
+
+@pytest.mark.parametrize(
+    "text", ["import importlib\nimportlib.import_module('x')\n", "exec('1')\n", "eval('1')\n", "def f(:\n", "\0"]
+)
+def test_a_third_party_that_hides_what_it_runs_is_not_known(third_party, fresh, tmp_path, text):
+    (tmp_path / "site/hiding_family.py").write_text(text)
+    with pytest.raises(Unknown, match=r"hiding_family\.py"):
+        foreign_digest("hiding_family")
+
+
+def test_a_module_in_no_file_of_its_package_is_not_known(third_party, fresh, tmp_path, monkeypatch):
+    """As of a package that was replaced, or that somebody adds to while it runs."""
+    (tmp_path / "site/whole_family.py").write_text("")
+    added = types.ModuleType("whole_family.more")
+    added.__file__ = str(tmp_path / "elsewhere.py")
+    monkeypatch.setitem(sys.modules, "whole_family.more", added)
+    with pytest.raises(Unknown, match="belongs to no folder"):
+        foreign_digest("whole_family")
+
+
+def test_keys_of_jax_are_no_addresses():
+    """Else no other process would find a program."""
+    assert " at 0x" not in repr(sorted(jax.config.values.items()))
+    assert fingerprint(OrderedDict(a=1)) == fingerprint({"a": 1})
