@@ -64,7 +64,8 @@ class GreedySampler(ChainSampler):
 
 @attrs.frozen
 class Setup:
-    """What an engine is opened with. `layers` cuts the model, `small` makes a toy of it."""
+    """What an engine is opened with. `layers` cuts the model, `small` makes a toy of it. `page` is the positions of a
+    page of paged storage, None for what the backend likes best."""
 
     shape: str
     slots: int
@@ -74,6 +75,7 @@ class Setup:
     chunk: int = 2048
     layers: int | None = None
     small: bool = False
+    page: int | None = None
 
     @property
     def family(self) -> ModelFamily:
@@ -196,7 +198,7 @@ def open_engine(
         kv_spec=kv_spec,
         slots=setup.slots,
         context=setup.context,
-        page_size=backend.caps.page_sizes[0],
+        page_size=setup.page or backend.caps.page_sizes[0],
     )
     made: Sampler = sampler(vocab=config.vocab_size)
     engine = Engine(

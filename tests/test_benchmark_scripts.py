@@ -89,34 +89,49 @@ def test_gpu_check_says_what_it_skips(tmp_path):
 @pytest.mark.slow
 def test_gpu_check_runs_every_section(tmp_path):
     found = run("gpu_check.py", tmp_path)
-    rows = [row for section in found["sections"].values() for row in section]
+    sections = found["sections"]
+    rows = [row for section in sections.values() for row in section]
+    assert not found["failed"]
+    assert not found["left_out"]
     assert not any(row.get("wrong") for row in rows)
     ways = {"again", "another slot", "neighbours", "read at once", "paged"}
-    assert {row["way"] for row in found["sections"]["same"]} == ways
-    assert "a prompt cache hit" in {row["way"] for row in found["sections"]["deterministic"]}
+    assert {row["way"] for row in sections["same"]} == ways
+    for section in ("deterministic", "r2"):
+        assert "a prompt cache hit" in {row["way"] for row in sections[section]}
+    assert sum(row["preempted"] for row in sections["schedules"]) > 0
+    assert {row["steps"] for row in sections["steps"]} == {100}
+    assert all(start["warm_up_s"] > 0 for start in found["starts"])
+
+
+def test_gpu_check_runs_one_schedule_again(tmp_path):
+    found = run("gpu_check.py", tmp_path, "--schedule", "2")
+    assert [row["way"] for row in found["sections"]["schedules"]] == ["schedule 2"]
 
 
 @pytest.fixture
 def check(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("gpu_check")
+    return importlib.import_module
 
 
 def test_gpu_check_finds_an_error_above_its_bound(check, monkeypatch):
     """Float32 sums in another order, held to a bound that is far below one rounding."""
-    monkeypatch.setattr(check, "ROUNDING", {"float32": 1e-9})
-    sizes = attrs.evolve(check.SMALL, layers=(("llama-3.2-1b", 1),), prompts=(3,))
-    (row,) = check.Checks(sizes, check.prepare_jax("cpu"), "cpu", "auto", None).reference()
+    engines, reference = check("check_engines"), check("check_reference")
+    monkeypatch.setattr(reference, "ROUNDING", {"float32": 1e-9})
+    sizes = attrs.evolve(engines.SMALL, shapes=(("llama-3.2-1b", 1),), prompts=(3,))
+    opened = engines.CheckEngines(check("random_engines").prepare_jax("cpu"), "cpu", "auto")
+    (row,) = reference.reference(engines.Checks(sizes, opened))
     assert row["wrong"]
     assert row["error"] > row["error_bound"]
 
 
 def test_gpu_check_finds_one_bit(check):
+    witness = check("witness")
     logits = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
     other = logits.copy()
     other[1, 0] = np.nextafter(np.float32(3), np.float32(4))
-    lone = check.Seen((1, 1), logits)
-    assert check.difference(lone, check.Seen((1, 1), logits.copy())) == ""
-    said = check.difference(lone, check.Seen((1, 1), other))
+    lone = witness.Seen((1, 1), logits)
+    assert witness.difference(lone, witness.Seen((1, 1), logits.copy())) == ""
+    said = witness.difference(lone, witness.Seen((1, 1), other))
     assert said.startswith("1 logits differ, first at step 1: id 0, 3.0 and 3.0000002")
-    assert check.difference(lone, check.Seen((1, 0), logits)) == "ids differ from step 1 on"
+    assert witness.difference(lone, witness.Seen((1, 0), logits)) == "ids differ from step 1 on"
