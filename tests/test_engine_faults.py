@@ -209,3 +209,81 @@ def test_one_failed_step_counts_once_whatever_its_rows():
     it, rows = two_rows(Fault("read", 3), max_consecutive_faults=2)
     assert all(isinstance(o.error, BackendFault) for o in it.engine.step(rows))
     assert it.engine.healthy
+
+
+LONG = {"a": [*b"hello, hello", EOS, *b"never said"], "b": [*b"world and", EOS, *b"never said"]}
+
+
+def running(*faults, names="ab", behind=0, **options):
+    """Rows whose prompts ran, one run of four steps in flight, and `behind` it others."""
+    it = scripted(LONG, faults=FaultPlan(faults), decode_run=4, **options)
+    rows = []
+    for name in names:
+        row, plan = opened(it.engine, name)
+        it.engine.prefill(row, plan)
+        rows.append(row)
+    tickets = []
+    for _ in range(1 + behind):
+        it.engine.reserve(decode(*rows), 4)
+        tickets += it.engine.submit_run(decode(*rows), 4)
+    return it, rows, tickets
+
+
+@pytest.mark.parametrize("nth", [3, 4, 6])
+@pytest.mark.parametrize("effect", ["raise", "short", "lose_kv"])
+@pytest.mark.parametrize("behind", [0, 1])
+def test_a_run_fails_once_and_keeps_what_was_read_before(nth, effect, behind):
+    """Spec C54, E18, E19: what stands behind the step that failed, in its run, is not read; a row outside starts over
+    where the KV is lost."""
+    it, rows, tickets = running(Fault("read", nth, effect), behind=behind, max_consecutive_faults=2)
+    read = [it.engine.collect(ticket) for ticket in tickets]
+    good = nth - 3
+    said = [[outcome.token for outcome in step] for step in read[:good]]
+    assert said == [[LONG["a"][step], LONG["b"][step]] for step in range(1, 1 + good)]
+    assert all(isinstance(outcome.error, BackendFault) for outcome in read[good])
+    assert all((outcome.token, outcome.error) == (None, None) for step in read[good + 1 :] for outcome in step)
+    assert it.engine.healthy
+    for row, name in zip(rows, "ab", strict=True):
+        view = it.engine.view(row)
+        assert (view.state, view.output, view.in_flight) == (SequenceState.FAILED, tuple(LONG[name][: 1 + good]), 0)
+        it.engine.close(row)
+    assert it.kv.stats().owned == 0
+
+
+def test_a_run_that_does_not_start_fails_once():
+    """Spec C54, E19: with a run before it that goes well."""
+    it, (a,), tickets = running(Fault("submit", 3), names="a", max_consecutive_faults=2)
+    it.engine.reserve(decode(a), 4)
+    tickets += it.engine.submit_run(decode(a), 4)
+    outcomes = [it.engine.collect(ticket)[0] for ticket in tickets]
+    assert bytes(outcome.token for outcome in outcomes[:4]) == b"ello"
+    assert "injected at submit" in str(outcomes[4].error)
+    assert [(outcome.token, outcome.error) for outcome in outcomes[5:]] == [(None, None)] * 3
+    assert it.engine.healthy
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_nan_in_a_run_fails_its_row_alone(behind):
+    """The rest of it is dropped of that row, and the other says on."""
+    it, (_, b), tickets = running(Fault("status", 4, "nan", rows=(0,)), behind=behind)
+    read = [it.engine.collect(ticket) for ticket in tickets]
+    assert isinstance(read[1][0].error, NumericFault)
+    assert [step[0].token for step in read] == [ord("e"), *[None] * (len(read) - 1)]
+    assert bytes(step[1].token for step in read) == b"orld and"[: len(read)]
+    assert finish(it.engine, b) == b"world and"
+
+
+@pytest.mark.parametrize("behind", [0, 1])
+def test_rows_that_end_in_a_run_keep_nothing_of_its_rest(behind):
+    """Spec E14: cancelled, closed, or at their end."""
+    it, (a, b), tickets = running(behind=behind)
+    it.engine.collect(tickets[0])
+    assert it.engine.cancel(a).cause == "cancelled"
+    assert it.engine.close(b)
+    for ticket in tickets[1:]:
+        assert it.engine.collect(ticket)[0].token is None
+    view = it.engine.view(a)
+    assert (bytes(view.output), view.stored, view.in_flight) == (b"he", view.prompt_tokens + 1, 0)
+    assert it.kv.trim(a, 100) == view.stored
+    it.engine.close(a)
+    assert it.kv.stats().owned == 0

@@ -28,18 +28,20 @@ def script(name):
 class Calls(RuleBasedStateMachine):
     """A client without manners: it opens, closes, cancels, runs ahead and asks for nonsense."""
 
-    @initialize(faulty=st.booleans())
-    def start(self, faulty):
+    @initialize(faulty=st.booleans(), together=st.sampled_from([1, 3]))
+    def start(self, faulty, together):
         # A step in eleven fails, three of them with the KV lost.
         faults = [Fault("read", n, "lose_kv" if n % 3 == 0 else "raise") for n in range(11, 400, 11)]
         scripts = {f"r{number}": script(f"r{number}") for number in range(400)}
-        self.it = scripted(scripts, slots=SLOTS, context=40, faults=FaultPlan(faults if faulty else []))
+        faults = FaultPlan(faults if faulty else [])
+        self.it = scripted(scripts, slots=SLOTS, context=40, faults=faults, decode_run=together)
         self.engine = self.it.engine
         self.rows = {}  # id -> (name, plan)
         self.said = {}
         self.closed = set()
         self.tickets = deque()
         self.lost = set()  # numbers of tickets whose results are void
+        self.run_of = {}  # of a run, by the number of each ticket those of all
         self.interrupted = None  # the backend's method that raises in its next call
         self.count = 0
 
@@ -90,16 +92,23 @@ class Calls(RuleBasedStateMachine):
             setattr(self.it.backend, self.interrupted, raise_once)
             self.interrupted = None
 
-    def submit(self, parts):
+    def submit(self, parts, together=1):
+        """One step, or so many together."""
         self.arm()
         steps = self.it.backend.steps
         try:
-            self.engine.reserve(parts)
-            self.tickets.append(self.engine.submit(parts))
+            self.engine.reserve(parts, together)
+            if together == 1:
+                self.tickets.append(self.engine.submit(parts))
+            else:
+                run = self.engine.submit_run(parts, together)
+                self.tickets.extend(run)
+                numbers = frozenset(each.number for each in run)
+                self.run_of |= dict.fromkeys(numbers, numbers)
         except (*REFUSALS, KeyboardInterrupt):
             assert self.it.backend.steps == steps
         else:
-            assert self.it.backend.steps == steps + 1
+            assert self.it.backend.steps == steps + together
 
     @rule(keep=st.lists(st.booleans(), min_size=SLOTS, max_size=SLOTS), ahead=st.integers(1, 2))
     def go_on(self, keep, ahead):
@@ -115,9 +124,41 @@ class Calls(RuleBasedStateMachine):
         self.go_on([True] * SLOTS, ahead)
         self.collect()
 
-    @rule(picks=st.lists(st.integers(0, 9), max_size=4))
-    def ask_for_nonsense(self, picks):
-        self.submit([Decode(self.pick(index)) for index in picks])
+    @rule(keep=st.lists(st.booleans(), min_size=SLOTS, max_size=SLOTS), ahead=st.integers(1, 2))
+    def run_on(self, keep, ahead):
+        """Any of the rows that may run several steps together, their prompts first; up to two runs ahead. Others come
+        in the place of those that ended."""
+        for row in list(self.rows):
+            if self.engine.view(row).state not in GOING:
+                self.engine.close(row)
+                self.closed.add(row)
+                del self.rows[row]
+        while self.tickets:
+            self.collect()
+        while len(self.rows) < SLOTS:
+            self.open(length=5, chunk=9, budget=-1)
+        for row in self.rows:
+            self.prefill(row)
+        for _ in range(ahead):
+            going = [Decode(row) for row in self.rows if self.engine.view(row).state is SequenceState.DECODING]
+            able = [part for part in going if self.engine.run_length([part]) > 1]
+            chosen = [part for part, kept in zip(able, keep, strict=False) if kept] or able
+            if chosen:
+                self.submit(chosen, self.engine.run_length(chosen))
+
+    def prefill(self, row):
+        """Feed what is left of a prompt, but for an interrupt or a fault."""
+        for _ in range(self.engine.view(row).prompt_tokens):
+            while self.tickets:
+                self.collect()
+            state = self.engine.view(row).state
+            if state not in GOING or state is SequenceState.DECODING:
+                return
+            self.submit([self.next_part(row)])
+
+    @rule(picks=st.lists(st.integers(0, 9), max_size=4), together=st.sampled_from([1, 1, 2, 3]))
+    def ask_for_nonsense(self, picks, together):
+        self.submit([Decode(self.pick(index)) for index in picks], together)
 
     def _fed(self, row):
         return sum(
@@ -141,6 +182,8 @@ class Calls(RuleBasedStateMachine):
             return
         if any(isinstance(o.error, BackendFault) and not o.error.kv_intact for o in outcomes):
             self.lost |= {ahead.number for ahead in self.tickets}
+        if any(isinstance(o.error, BackendFault) for o in outcomes):
+            self.lost |= self.run_of.get(ticket.number, set())
         assert [o.sequence_id for o in outcomes] == [part.sequence_id for part in ticket.parts]
         for outcome in outcomes:
             assert outcome.error is None or outcome.cause is None
@@ -177,6 +220,9 @@ class Calls(RuleBasedStateMachine):
                     assert view.stored == view.prompt_tokens + produced, "E2"
                 elif cause in ("max_tokens", "context"):
                     assert view.stored == view.prompt_tokens + produced - 1, "E2"
+            if self.engine.slot(row) is None:  # its KV was lost
+                assert view.stored == 0, "E18"
+                continue
             assert len(self.it.kv.page_table(row)) == 1, "E5"
             # What an ended row has in flight is taken back when the last of it is collected.
             if view.state in GOING or (view.state is SequenceState.FINISHED and view.in_flight == 0):
@@ -187,7 +233,8 @@ class Calls(RuleBasedStateMachine):
         stats = self.it.kv.stats()
         waiting = {p.sequence_id for t in self.tickets for p in t.parts if p.sequence_id in self.closed}
         assert stats.free + stats.owned == stats.total == SLOTS
-        assert stats.owned == len(self.rows) + len(waiting)
+        seated = sum(self.engine.slot(row) is not None for row in self.rows)
+        assert stats.owned == seated + len(waiting)
 
     def teardown(self):
         if hasattr(self, "engine"):
@@ -198,5 +245,5 @@ class Calls(RuleBasedStateMachine):
             assert self.it.kv.stats().owned == 0
 
 
-Calls.TestCase.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)
+Calls.TestCase.settings = settings(max_examples=150, stateful_step_count=70, deadline=None)
 TestCalls = Calls.TestCase
