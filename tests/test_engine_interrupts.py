@@ -31,8 +31,8 @@ def interrupted_at(monkeypatch, owner, method, nth):
     monkeypatch.setattr(owner, method, call)
 
 
-def two_rows(**options):
-    it = scripted(SCRIPTS, **options)
+def two_rows(scripts=SCRIPTS, **options):
+    it = scripted(scripts, **options)
     rows = []
     for name in "ab":
         row, plan = opened(it.engine, name)
@@ -80,6 +80,43 @@ def test_an_interrupted_request_leaves_room_for_the_next(monkeypatch, method, nt
     assert (first.cause, first.text) == ("cancelled", "" if nth == 1 else "h")
     assert generate(it.engine, spec("b"), planner=planner, clock=it.clock).text == "world"
     assert it.kv.stats().owned == 0
+
+
+@pytest.mark.parametrize("method", ["submit", "read"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 5, 6])
+def test_an_interrupted_run_never_was_behind_what_was_read(monkeypatch, method, nth):
+    """Spec C54, E3, E11: the rows go on behind the last step that was read, in the KV store too, whichever step of two
+    runs it was."""
+    it, (a, b) = two_rows(scripts={"a": [*b"hello, hello", EOS], "b": [*b"world, world", EOS]}, decode_run=4)
+    tickets, read = [], 0
+
+    def run_twice():
+        nonlocal read
+        for _ in range(2):
+            it.engine.reserve(decode(a, b), 4)
+            tickets.extend(it.engine.submit_run(decode(a, b), 4))
+        for ticket in tickets:
+            it.engine.collect(ticket)
+            read += 1
+
+    with monkeypatch.context() as patch:
+        interrupted_at(patch, ScriptedBackend, method, nth)
+        with pytest.raises(KeyboardInterrupt):
+            run_twice()
+    if method == "submit":  # the run that was not started, in which it was
+        assert len(tickets) == 4 * ((nth - 1) // 4)
+        for ticket in tickets:
+            it.engine.collect(ticket)
+        read = len(tickets)
+    else:
+        assert read == nth - 1
+        for ticket in tickets[nth:]:
+            assert [outcome.token for outcome in it.engine.collect(ticket)] == [None, None]
+    for row in (a, b):
+        view = it.engine.view(row)
+        assert (len(view.output), view.in_flight) == (1 + read, 0)
+        assert kept_positions(it, row) == view.stored == view.prompt_tokens + read
+    assert (said(it.engine, a), said(it.engine, b)) == (b"hello, hello", b"world, world")
 
 
 def test_an_interrupt_in_collect_voids_the_step_that_builds_on_it(monkeypatch):

@@ -1,10 +1,13 @@
 """One step ahead, or read before the next: nobody can tell but by the clock (spec C51 to C53, E14)."""
 
 import pytest
-from scheduler_rows import bench, seen
+from scheduler_rows import alone, bench, seen
+from test_packing import cached
 
 from mlxcel.core.params import LoopDetection
 from mlxcel.testing.byte_tokenizer import EOS
+from mlxcel.testing.faults import Fault, FaultPlan
+from mlxcel.testing.scripted import RUN_ROWS
 
 ENDINGS = {
     "eos": ([*b"abcdefgh", EOS, *b"x" * 60], {}, "eos"),
@@ -16,6 +19,18 @@ ENDINGS = {
     "context": ([*b"z" * 90], {}, "context"),
     "loop": ([*b"ab" * 40], {"loop_detection": LoopDetection(1, 4, 3)}, "loop"),
 }
+
+
+def counted_runs(it):
+    """The rows of each run from now on."""
+    runs, submit_run = [], it.it.backend.submit_run
+
+    def counted(plans):
+        runs.append(plans[0].num_rows)
+        return submit_run(plans)
+
+    it.it.backend.submit_run = counted
+    return runs
 
 
 def watched():
@@ -31,19 +46,28 @@ def watched():
     return Watch(), steps
 
 
+RUNS = (1, 4)
+"""Steps that a backend takes together; rows that want log-probabilities take one at a time."""
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("store", ["dense", "paged"])
-def test_ahead_or_not_every_ending_is_the_same(ending, store):
-    """C52, E14: ids, text, log-probabilities, cause and what is left of the KV."""
+@pytest.mark.parametrize("together", RUNS)
+def test_ahead_or_not_every_ending_is_the_same(ending, store, together):
+    """C52, C54, E14: ids, text, log-probabilities, cause and what is left of the KV."""
     script, params, cause = ENDINGS[ending]
+    if together == 1:
+        params = {"logprobs": 1, **params}
     found = []
     for force_sync in (False, True):
         it = bench(
             {"a": script, "b": [*b"neighbour " * 9]}, store=store, context=64, delay=0.1,
-            options={"force_sync": force_sync},
+            options={"force_sync": force_sync}, decode_run=together,
         )  # fmt: skip
-        a, b = it.ask("a", logprobs=1, **params), it.ask("b", max_tokens=20)
+        runs = counted_runs(it)
+        a, b = it.ask("a", **params), it.ask("b", max_tokens=20)
         it.run()
+        assert bool(runs) is (together > 1 and not force_sync)
         one = seen(a)[0]
         assert one.result.cause == cause
         assert (it.scheduler.stats().steps_ahead_total == 0) is force_sync
@@ -69,27 +93,30 @@ def test_a_row_that_the_host_must_know_makes_the_step_synchronous_for_all():
     assert len(seen(plain)[0].ids) == 30
 
 
-def test_never_more_than_one_step_ahead():
-    """C52, by what the backend is asked: submits and reads alternate once two steps are on their way."""
-    it = bench()
+@pytest.mark.parametrize("together", RUNS)
+def test_never_more_than_one_step_or_run_ahead(together):
+    """C52, C54, by what the backend is asked: submits and reads alternate once two steps, or two runs, are on their
+    way."""
+    it = bench(decode_run=together)
     calls = []
     backend = it.it.backend
     submit, read = backend.submit, backend.read
     backend.submit = lambda plan: (calls.append("submit"), submit(plan))[1]
     backend.read = lambda handle: (calls.append("read"), read(handle))[1]
-    it.ask("a", max_tokens=20)
+    it.ask("a", max_tokens=30)
     it.run()
     ahead, most = 0, 0
     for call in calls:
         ahead += 1 if call == "submit" else -1
         most = max(most, ahead)
-    assert (ahead, most) == (0, 2)
+    assert (ahead, most) == (0, 2 * together)
 
 
-def test_work_that_is_due_is_not_run_ahead_of():
-    """C51: an admission, a piece, a cancellation: the step in flight is read first."""
+@pytest.mark.parametrize("together", RUNS)
+def test_work_that_is_due_is_not_run_ahead_of(together):
+    """C51, C54: an admission, a piece, a cancellation: what is in flight is read first."""
     observer, steps = watched()
-    it = bench(observers=(observer,), chunk=16, busy=16)
+    it = bench(observers=(observer,), chunk=16, busy=16, decode_run=together)
     first = it.ask("first", max_tokens=40)
     for _ in range(4):
         it.scheduler.tick()
@@ -97,9 +124,65 @@ def test_work_that_is_due_is_not_run_ahead_of():
     before = len(steps)
     it.scheduler.tick()
     assert [type(part).__name__ for part in steps[-1].parts] == ["Decode", "Piece"], "it began at the next step"
-    assert len(steps) - before <= 2
+    assert len(steps) - before <= 1 + together
     first.cancel()
     it.scheduler.tick()
     assert first.over
     it.run()
     assert len(seen(second)[0].ids) == 3
+
+
+def test_rows_run_together_as_long_as_all_may():
+    """C54: neither with more rows than the backend takes, nor beside one whose sampling looks at what it said, nor for
+    the rest of a budget that is too short for a run."""
+    it = bench(decode_run=4)
+    runs = counted_runs(it)
+    few = [it.ask(f"f{i}", max_tokens=60) for i in range(RUN_ROWS)]
+    many = it.ask("more", max_tokens=12)
+    other = it.ask("other", max_tokens=16, repetition_penalty=1.2)
+    while not many.over:
+        it.scheduler.tick()
+    assert runs == []
+    while not other.over:
+        it.scheduler.tick()
+    assert len(runs) <= 1  # ahead of its last token
+    it.run()
+    assert runs == [RUN_ROWS] * len(runs)
+    assert len(runs) >= 8
+    stats = it.scheduler.stats()
+    assert stats.steps_ahead_total >= 4 * len(runs)
+    assert all(len(seen(reply)[0].ids) == 60 for reply in few)
+
+
+def test_a_cancelled_row_has_the_rest_of_its_run_dropped():
+    """C30, E14: its client hears of the end before the second run in flight is read; nothing behind it is kept."""
+    it = bench(decode_run=4, store="paged", cache=cached)
+    a, b = it.ask("a", max_tokens=60), it.ask("b", max_tokens=40)
+    for _ in range(6):
+        it.scheduler.tick()
+    row = it.it.engine.view(1)
+    assert row.in_flight >= 4
+    a.cancel()
+    it.scheduler.tick()
+    assert a.over
+    it.run()
+    one, other = seen(a)[0], seen(b)[0]
+    assert len(one.ids) == len(one.result.token_ids) <= len(row.output) + 4
+    assert one.result.cause == "cancelled"
+    assert len(other.ids) == 40
+    assert it.all_free()
+
+
+def test_kv_lost_in_a_run_makes_every_row_start_over():
+    """C18, E18: rows outside the failed run say what they would have said; its own end, and the scheduler goes on."""
+    faults = FaultPlan([Fault("read", 9, "lose_kv")])
+    it = bench(decode_run=4, faults=faults)
+    first, second = it.ask("a", max_tokens=40), it.ask("b", max_tokens=40)
+    it.run()
+    ended = [seen(reply)[0] for reply in (first, second)]
+    assert all(one.result.cause == "error" for one in ended)
+    assert it.scheduler.stats().step_faults_total == 1
+    assert it.all_free()
+    after = it.ask("a", max_tokens=9)
+    it.run()
+    assert seen(after)[0].ids == alone("a", max_tokens=9)[1]
