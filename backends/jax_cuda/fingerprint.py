@@ -85,6 +85,14 @@ def _written_in_python(kind: type[Any]) -> bool:
     return re.search(rf"^\s*class {kind.__name__}\b", text, re.MULTILINE) is not None
 
 
+def function_name(function: Any) -> str:
+    """The full name of a function of ours, jitted or not. NotPlain for any other."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name.partition(".")[0] not in OWN or "<" in name:
+        raise NotPlain(f"{name} may be another function another time")
+    return name
+
+
 def class_name(kind: type[Any]) -> str:
     """The full name of a class. Where it, or one that it inherits from, is another's, with a digest of the sources
     that it comes from. NotPlain where that cannot be told."""

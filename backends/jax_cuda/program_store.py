@@ -26,7 +26,7 @@ from jaxlib.version import __version__ as jaxlib_version
 from mlxcel.config import compiling_variables
 from mlxcel_jax_cuda import driver
 from mlxcel_jax_cuda.compile_cache import make_private, program_folder
-from mlxcel_jax_cuda.fingerprint import NotPlain, fingerprint
+from mlxcel_jax_cuda.fingerprint import NotPlain, fingerprint, function_name
 from mlxcel_jax_cuda.sources import Unknown, all_unchanged, own_digest, versions
 
 log = logging.getLogger("mlxcel.jax")
@@ -70,10 +70,10 @@ class ProgramStore:
     def name(self, function: Any, statics: tuple[Any, ...], arrays: tuple[Any, ...]) -> str | None:
         """What a jitted function with such arguments is kept under; None where that cannot be told."""
         try:
-            told = [fingerprint((function.__module__, function.__qualname__, _settings()))]
+            told = [fingerprint((function_name(function), _settings()))]
             told += [self._of_static(static) for static in statics]
             told.append(fingerprint(list(_kinds(arrays))))
-        except (NotPlain, AttributeError) as error:
+        except NotPlain as error:
             log.debug("%r is not kept: %s", function, error)
             return None
         return hashlib.sha256(fingerprint([self._facts, *told])).hexdigest()

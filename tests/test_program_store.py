@@ -1,0 +1,412 @@
+"""Compiled programs on disk: found without being traced, never in the place of another, and made anew where they are
+damaged."""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import attrs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from real_engine import real_engine
+from test_standard_block import SMALL
+
+from mlxcel.core.source import NoProgress
+from mlxcel.errors import BackendFault, BatchShapeError
+from mlxcel.plugins.families.llama import Llama
+from mlxcel.plugins.sampling.chain import ChainSampler
+from mlxcel.testing.random_checkpoint import random_checkpoint
+from mlxcel_jax_cuda import program_store, sources
+from mlxcel_jax_cuda import programs as closed_set
+from mlxcel_jax_cuda.backend import JaxBackend
+from mlxcel_jax_cuda.compile_cache import unasked
+from mlxcel_jax_cuda.launch import Shape
+from mlxcel_jax_cuda.program_store import ProgramStore
+
+DEVICE = jax.devices("cpu")[0]
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def turned(shape, x, y):
+    return jnp.sin(x) * shape.rows + jnp.cumsum(y), y
+
+
+def arguments(rows=3, length=5, dtype=np.float32):
+    x, y = jax.device_put((np.arange(length, dtype=dtype), np.ones(length, np.float32)), DEVICE)
+    return (Shape(rows, 1, 8, 2),), (x, y)
+
+
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch):
+    """The sources are worked on while these tests run: here they are known all the same."""
+    monkeypatch.setattr(sources, "process_start", lambda: float("inf"))
+    monkeypatch.setattr("mlxcel_jax_cuda.fingerprint.OWN", (*sources.OWN, __name__))
+    sources._read.cache_clear()
+    yield
+    sources._read.cache_clear()
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    (tmp_path / "programs").mkdir()
+    monkeypatch.setattr(program_store, "program_folder", lambda: tmp_path / "programs")
+    return ProgramStore.of(DEVICE)
+
+
+def compiled():
+    (shape,), arrays = arguments()
+    with unasked():
+        return turned.lower(shape, *arrays).compile()
+
+
+def ran(program):
+    return [np.asarray(each).tobytes() for each in program(*arguments()[1])]
+
+
+def test_a_program_is_given_back_as_it_was_kept(store):
+    name = store.name(turned, *arguments())
+    assert store.load(name) is None
+    made = compiled()
+    store.keep(name, made)
+    (file,) = store.folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
+    loaded = ProgramStore.of(DEVICE).load(name)
+    assert ran(loaded) == ran(made)
+    x, y = arguments()[1]
+    loaded(x, y)
+    assert x.is_deleted()  # what was donated still is
+    assert not y.is_deleted()
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def other_device(**facts):
+    class Device:
+        platform, device_kind, id, core_count, compute_capability = "gpu", "NVIDIA H200", 0, 132, "9.0"
+
+    device = Device()
+    device.client = Client("cuda 13000")
+    for name, value in facts.items():
+        setattr(device, name, value)
+    return device
+
+
+@attrs.frozen
+class Client:
+    platform_version: str
+
+
+DEVICES = [
+    {}, {"device_kind": "NVIDIA H100"}, {"id": 1}, {"core_count": 114}, {"compute_capability": "9.1"},
+    {"client": Client("cuda 12000")}, {"platform": "cpu"},
+]  # fmt: skip
+
+
+def test_another_device_has_other_programs(store):
+    names = {ProgramStore.of(other_device(**facts)).name(turned, *arguments()) for facts in DEVICES}
+    assert len(names) == len(DEVICES)
+    assert store.name(turned, *arguments()) not in names
+    assert store.name(turned, *arguments()) == ProgramStore.of(DEVICE).name(turned, *arguments())
+
+
+@jax.jit
+def straight(shape, x, y):
+    return x, y
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (straight, *arguments()),
+        (turned, *arguments(rows=4)),
+        (turned, *arguments(length=6)),
+        (turned, *arguments(dtype=np.int32)),
+        (turned, arguments()[0], tuple(np.asarray(each) for each in arguments()[1])),
+        (turned, arguments()[0], (arguments()[1],)),
+        (turned, arguments()[0], arguments()[1][:1]),
+        (turned, (*arguments()[0], 4), arguments()[1]),
+    ],
+    ids=["function", "static", "shape", "dtype", "place", "tree", "fewer", "more"],
+)
+def test_other_arguments_are_another_program(store, other):
+    assert store.name(*other) != store.name(turned, *arguments())
+
+
+WORLD = {
+    "variable": lambda patch: patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
+    "other variable": lambda patch: patch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest"),
+    "jax": lambda patch: patch.setattr(jax, "__version__", "0.0.1"),
+    "jaxlib": lambda patch: patch.setattr(program_store, "jaxlib_version", "0.0.1"),
+    "distribution": lambda patch: patch.setattr(program_store, "versions", lambda: ("numpy-1.0.dist-info",)),
+    "python": lambda patch: patch.setattr("platform.python_version_tuple", lambda: ("3", "99", "0")),
+    "processor": lambda patch: patch.setattr(program_store, "_processor", lambda: ["another"]),
+    "sources": lambda patch: patch.setattr(program_store, "own_digest", lambda: "another"),
+}
+
+
+@pytest.mark.parametrize("change", WORLD.values(), ids=WORLD)
+def test_another_world_has_other_programs(store, monkeypatch, change):
+    name = store.name(turned, *arguments())
+    change(monkeypatch)
+    assert ProgramStore.of(DEVICE).name(turned, *arguments()) != name
+
+
+def test_what_jax_is_told_on_this_thread_counts(store):
+    name = store.name(turned, *arguments())
+    with jax.default_matmul_precision("highest"):
+        assert store.name(turned, *arguments()) != name
+    assert store.name(turned, *arguments()) == name
+
+
+@pytest.mark.parametrize("variable", ["XLA_PYTHON_CLIENT_MEM_FRACTION", "CUDA_VISIBLE_DEVICES", "HOME", "MLXCEL_TEST"])
+def test_what_changes_no_program_does_not_count(store, monkeypatch, variable):
+    name = store.name(turned, *arguments())
+    monkeypatch.setenv(variable, "1")
+    assert store.name(turned, *arguments()) == name
+
+
+def test_programs_that_cannot_be_told_have_no_name(store):
+    (shape,), arrays = arguments()
+    assert store.name(turned, (shape, object()), arrays) is None
+    assert store.name(lambda: None, (shape,), arrays) is None
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def turn_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def another_name(path):
+    path.rename(path.with_name("0" * 64 + path.suffix))
+
+
+@pytest.mark.parametrize("damage", [cut, empty, turn_a_bit, another_name])
+def test_what_is_damaged_or_anothers_is_removed_with_one_warning(store, caplog, damage):
+    name = store.name(turned, *arguments())
+    store.keep(name, compiled())
+    (file,) = store.folder.iterdir()
+    damage(file)
+    if damage is another_name:
+        name = "0" * 64
+    with caplog.at_level(logging.WARNING, "mlxcel"):
+        assert store.load(name) is None
+        store._path("1" * 64).write_bytes(b"more")
+        assert store.load("1" * 64) is None
+    assert list(store.folder.iterdir()) == []
+    (told,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "is damaged, and made again" in told
+
+
+def test_what_jax_cannot_serialize_is_not_kept(store, monkeypatch):
+    """As of a version without the calls for it, or one that refuses."""
+
+    def refused(compiled):
+        raise ValueError("no")
+
+    monkeypatch.setattr("jax.experimental.serialize_executable.serialize", refused)
+    store.keep(store.name(turned, *arguments()), compiled())
+    monkeypatch.setitem(sys.modules, "jax.experimental.serialize_executable", None)
+    store.keep(store.name(turned, *arguments()), compiled())
+    assert list(store.folder.iterdir()) == []
+
+
+def test_nothing_is_kept_once_the_sources_have_changed(store, monkeypatch):
+    monkeypatch.setattr(program_store, "all_unchanged", lambda: False)
+    store.keep(store.name(turned, *arguments()), compiled())
+    assert list(store.folder.iterdir()) == []
+
+
+def test_many_writers_leave_one_whole_program(store):
+    name, made = store.name(turned, *arguments()), compiled()
+    threads = [threading.Thread(target=store.keep, args=(name, made)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(store.folder.iterdir())) == 1
+    assert ran(store.load(name)) == ran(made)
+
+
+def test_those_unused_for_the_longest_time_go(store, monkeypatch):
+    """And what was begun long ago and never finished. Looking for one is using it."""
+    now = time.time()
+    for place in range(4):
+        path = store.folder / f"{place}.program"
+        path.write_bytes(bytes(100))
+        os.utime(path, (now - place, now - place))
+    old, new = store.folder / "old.begun", store.folder / "new.begun"
+    for path in (old, new):
+        path.write_bytes(b"")
+    os.utime(old, (0, 0))
+    monkeypatch.setattr(program_store, "LIMIT", 250)
+    ProgramStore.of(DEVICE)
+    assert {path.name for path in store.folder.iterdir()} == {"0.program", "1.program", "new.begun"}
+
+
+def test_a_use_counts(store):
+    name = store.name(turned, *arguments())
+    store.keep(name, compiled())
+    (file,) = store.folder.iterdir()
+    os.utime(file, (0, 0))
+    assert store.load(name) is not None
+    assert file.stat().st_mtime > time.time() - 60
+
+
+def test_no_programs_are_kept_where_nobody_said_so_or_it_is_anothers(store, monkeypatch, caplog):
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with caplog.at_level(logging.WARNING, "mlxcel"):
+        assert ProgramStore.of(DEVICE) is None
+    assert "programs are not kept" in caplog.text
+    monkeypatch.setattr(program_store, "program_folder", lambda: None)
+    assert ProgramStore.of(DEVICE) is None
+
+
+# --- an engine -------------------------------------------------------------------------------------------------------
+
+
+SHAPE = {**SMALL, "num_hidden_layers": 1, "vocab_size": 288, "hidden_size": 128, "model_type": "llama"}
+IDS = tuple(range(7, 27))
+
+
+def few_programs(patch):
+    """In a warm-up, to keep it short."""
+    sets = ChainSampler.stage_sets
+    patch.setattr(ChainSampler, "stage_sets", lambda sampler, rows: sets(sampler, rows)[:2])
+    patch.setattr(closed_set, "_LISTS", (0,))
+
+
+def tokens_of(backend, *, warm):
+    """Of a greedy row and one that draws, on an engine of its own."""
+    made = real_engine(random_checkpoint(Llama(), SHAPE), backend=backend, slots=2, context=128, chunk=64)
+    if warm:
+        backend.warm_up(NoProgress())
+    found = []
+    for params in ({}, {"temperature": 1.0, "seed": 3}):
+        row = made.open(IDS, max_tokens=20, **params)
+        made.engine.prefill(row, made.plan(IDS, 64))
+        for _ in range(6):
+            made.engine.step([row])
+        found.append(made.engine.view(row).output)
+        made.engine.close(row)
+    made.engine.shutdown()
+    return found
+
+
+STARTS = """
+import json, logging, sys
+from pathlib import Path
+from mlxcel.core.backend import BackendSettings
+from mlxcel_jax_cuda.runtime import prepare
+prepare(BackendSettings("cpu", None, Path(sys.argv[1])))
+from jax import monitoring
+import pytest
+from test_program_store import few_programs, tokens_of
+from mlxcel_jax_cuda.backend import JaxBackend
+logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+few_programs(pytest.MonkeyPatch())
+heard = []
+monitoring.register_event_duration_secs_listener(lambda event, seconds, **more: heard.append(event))
+
+class Heard(JaxBackend):
+    def start(self, layout, sampler):
+        super().start(layout, sampler)
+        heard.clear()
+
+found = []
+for warm in map(json.loads, sys.argv[2:]):
+    backend = Heard(device="cpu")
+    tokens = tokens_of(backend, warm=warm)
+    lowered = [event for event in heard if event.endswith("jaxpr_to_mlir_module_duration")]
+    found.append([tokens, len(lowered), backend.compilations_after_ready])
+print(json.dumps(found))
+"""
+
+
+def starts(folder, *warm):
+    """[tokens, lowered since it was started, compiled behind the warm-up] for each engine of a new process."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COMPIL", "JAX_PERSIST"))}
+    own["PYTHONPATH"] = os.path.dirname(__file__)
+    command = [sys.executable, "-c", STARTS, str(folder), *map(json.dumps, warm)]
+    done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found = [[[tuple(row) for row in tokens], *counts] for tokens, *counts in json.loads(done.stdout.splitlines()[-1])]
+    return found, done.stderr
+
+
+def test_a_second_start_traces_nothing_and_draws_the_same_tokens(tmp_path):
+    """Spec S44. Its first engine with a warm-up, its second without: programs are looked for when they are needed."""
+    ((tokens, lowered, after),), told = starts(tmp_path, True)
+    assert lowered > 5
+    assert after == 0
+    assert f"programs: 0 loaded, {lowered} compiled" in told
+    found, told = starts(tmp_path, True, False)
+    assert found == [[tokens, 0, 0], [tokens, 0, 0]], told
+    assert f"programs: {lowered} loaded, 0 compiled" in told
+    assert "program _forward: loaded on demand" in told
+
+
+class Broken:
+    """A store whose programs do not run."""
+
+    def __init__(self):
+        self.removed = set()
+
+    def name(self, function, statics, arrays):
+        return f"{function.__qualname__} {hash(statics)}"
+
+    def load(self, name):
+        return None if name in self.removed else self._fails
+
+    def _fails(self, *arrays):
+        jax.tree.map(lambda leaf: leaf.delete(), arrays[1])
+        raise jax.errors.JaxRuntimeError("INTERNAL: no such function")
+
+    def remove(self, name):
+        self.removed.add(name)
+
+    def keep(self, name, compiled):
+        assert name in self.removed
+
+
+@pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_programs_that_do_not_run_are_made_anew(monkeypatch, caplog, warm):
+    """At the warm-up with a warning and without a fault; on demand the step that met one is lost."""
+    few_programs(monkeypatch)
+    broken = Broken()
+    expected = tokens_of(JaxBackend(device="cpu"), warm=False)
+    monkeypatch.setattr(ProgramStore, "of", lambda device: broken)
+    if warm:
+        with caplog.at_level(logging.WARNING, "mlxcel"):
+            assert tokens_of(JaxBackend(device="cpu"), warm=True) == expected
+        assert "do not run, and are made anew: INTERNAL: no such function" in caplog.text
+    else:
+        for _ in range(6):
+            with contextlib.suppress(BackendFault, BatchShapeError):
+                assert tokens_of(JaxBackend(device="cpu"), warm=False) == expected
+                break
+        else:
+            pytest.fail("every start failed")
+    assert len(broken.removed) > 1
