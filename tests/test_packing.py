@@ -8,7 +8,7 @@ from engine_rows import TOKENIZER, decode, opened, scripted
 from scheduler_rows import STORES, bench, drained
 
 from mlxcel.core import engine as engine_module
-from mlxcel.core.packing import pack_step
+from mlxcel.core.packing import pack_behind, pack_step
 from mlxcel.core.plan import CARRY, Piece, StepPlan
 from mlxcel.errors import BatchShapeError, UnknownSequence
 from mlxcel.plugins.kv.kept_pages import CacheLimits
@@ -79,12 +79,29 @@ def from_nothing(rows, parts, kv):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Compares each step that is packed with packing from nothing; [(pieces, decodes, ahead, copies)]."""
-    happened, handed_out = [], Untouched()
+    """Compares each step that is packed, those of a run too, with packing from nothing; [(pieces, decodes, ahead,
+    copies, whether it is one of a run behind another)]."""
+    happened, handed_out, stores = [], Untouched(), []
 
-    def compared(rows, parts, lengths, drawing, copies, *, kv, sampler, **options):
-        expected, drawn = from_nothing(rows, parts, kv)
+    def packed(rows, parts, lengths, drawing, copies, *, kv, sampler, **options):
+        stores[:] = [kv]
         plan = pack_step(rows, parts, lengths, drawing, copies, kv=kv, sampler=sampler, **options)
+        return compared(plan, rows, parts, False, **options)
+
+    def packed_behind(first, rows, steps, *, sampler, **options):
+        plans = pack_behind(first, rows, steps, sampler=sampler, **options)
+        assert len(plans) == steps - 1
+        for behind, plan in enumerate(plans, 1):
+            changed = [(row, name, getattr(row, name)) for row in rows for name in ("fed", "drawing", "ahead")]
+            for row, name, value in changed:
+                setattr(row, name, value + behind)
+            compared(plan, rows, decode(*(row.id for row in rows)), True, **options)
+            for row, name, value in changed:
+                setattr(row, name, value)
+        return plans
+
+    def compared(plan, rows, parts, behind, **options):
+        expected, drawn = from_nothing(rows, parts, *stores)
         found = {name: getattr(plan, name) for name in StepPlan.__slots__ if name not in NO_ARRAYS}
         same_arrays(found, expected)
         assert not plan.scores
@@ -99,10 +116,11 @@ def steps(monkeypatch):
         handed_out.keep({**found, **plan.sampling.params})
         pieces = int(expected["pieces"].sum())
         ahead = any(row.drawing for row in rows)
-        happened.append((pieces, len(parts) - pieces, ahead, len(expected["page_copies"])))
+        happened.append((pieces, len(parts) - pieces, ahead, len(expected["page_copies"]), behind))
         return plan
 
-    monkeypatch.setattr(engine_module, "pack_step", compared)
+    monkeypatch.setattr(engine_module, "pack_step", packed)
+    monkeypatch.setattr(engine_module, "pack_behind", packed_behind)
     yield happened
     handed_out.check()
 
@@ -121,15 +139,15 @@ def cached(it):
 
 
 @pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("seed", range(3))
-def test_every_step_of_random_requests_is_what_packing_from_nothing_gives(steps, store, seed):
-    """Spec E5, C51: whatever came, went, was cut into pieces, ran ahead, shared pages or ended in between."""
+@pytest.mark.parametrize(("seed", "together"), [(0, 1), (1, 3), (2, 3)])
+def test_every_step_of_random_requests_is_what_packing_from_nothing_gives(steps, store, seed, together):
+    """Spec E5, C51, C54: whatever came, went, was cut into pieces, ran ahead, shared pages or ended in between."""
     rng = random.Random(seed)
     cache = cached if store == "paged" else None
-    it = bench(store=store, slots=5, context=64, chunk=5, busy=3, page_size=4, cache=cache)
+    it = bench(store=store, slots=5, context=64, chunk=5, busy=3, page_size=4, cache=cache, decode_run=together)
     replies = []
-    for turn_number in range(60):
-        if rng.random() < 0.3:
+    for turn_number in range(60 * together):
+        if rng.random() < 0.3 / together:
             prompt = b"abcdabceabcdab"[: rng.randint(1, 14)]
             given = rng.choice([{}, {"temperature": 0.8, "min_p": 0.1}, {"repetition_penalty": 1.1}, {"logprobs": 2}])
             name = f"r{turn_number}"
@@ -139,9 +157,10 @@ def test_every_step_of_random_requests_is_what_packing_from_nothing_gives(steps,
         it.scheduler.tick()
     it.run()
     assert all(drained(reply) for reply in replies)
-    assert {pieces > 0 and decodes > 0 for pieces, decodes, _, _ in steps} == {True, False}
-    assert any(ahead for *_, ahead, _ in steps)
-    assert any(copies for *_, copies in steps) == (store == "paged")
+    assert {pieces > 0 and decodes > 0 for pieces, decodes, *_ in steps} == {True, False}
+    assert any(ahead for _, _, ahead, _, _ in steps)
+    assert any(copies for _, _, _, copies, _ in steps) == (store == "paged")
+    assert any(behind for *_, behind in steps) == (together > 1)
 
 
 def begun(engine, name, **params):
