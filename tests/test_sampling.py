@@ -5,7 +5,20 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sampling_rows import LIBRARIES, NINE, WORKED, assert_same_bits, chain, draw, flat_logits, ids, params, spec, told
+from sampling_rows import (
+    LIBRARIES,
+    NINE,
+    WORKED,
+    Words,
+    assert_same_bits,
+    chain,
+    draw,
+    flat_logits,
+    ids,
+    params,
+    spec,
+    told,
+)
 
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.plugins.sampling.noise import DRAW, gumbel, row_keys, words
@@ -243,3 +256,38 @@ def test_ids_and_status_are_int32(xp):
     drawn = draw(xp, flat_logits(9, 7), NINE, range(9))
     assert drawn.tokens.dtype == drawn.status.dtype == drawn.top_ids.dtype == np.int32
     assert drawn.logprobs.dtype == drawn.top_logprobs.dtype == np.float32
+
+
+MEMORYLESS = (
+    {"temperature": 0},
+    {},
+    {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.9, "top_n_sigma": 1},
+    {"dynatemp_range": 0.5, "xtc_probability": 0.5, "min_keep": 2},
+    {"logprobs": 3},
+)
+REMEMBERING = (
+    {"mirostat": 1},
+    {"mirostat": 2, "temperature": 0.7},
+    {"adaptive_target": 0.3},
+    {"repetition_penalty": 1.2},
+    {"temperature": 0, "frequency_penalty": 0.5},
+    {"temperature": 0, "presence_penalty": 0.5},
+    {"dry_multiplier": 0.8},
+    {"bad_words": ("12",)},
+    {"min_tokens": 3},
+)
+
+
+@pytest.mark.parametrize("row", [*MEMORYLESS, *REMEMBERING], ids=str)
+def test_what_was_said_changes_nothing_that_a_memoryless_row_packs(row):
+    """Spec C54: whatever else moves with each token, the row is none."""
+    sampler = ChainSampler(vocab=9, tokenizer=Words(9))
+    state = sampler.open(spec(params(**row), eos_ids={8}))
+    assert sampler.memoryless(state) is (row in MEMORYLESS)
+    assert sampler.closed(state) or row in REMEMBERING
+    before = sampler.pack([state], [5], [True])
+    for token in (1, 2, 1, 2, 1, 2):
+        sampler.commit(state, token, 0.25)
+    after = sampler.pack([state], [5], [True])
+    same = all(np.array_equal(before.params[name], after.params[name]) for name in before.params)
+    assert same or row in REMEMBERING
