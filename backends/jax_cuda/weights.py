@@ -1,15 +1,15 @@
-"""Weights on the device: a flax.nnx module tree, split once into flat leaves, and where each weight is among them."""
+"""Weights on the device: a module tree, split once into flat leaves, and where each weight is among them; or the arrays
+of a standard block."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import StandardBlock, WeightSchema, WeightSpec
@@ -19,6 +19,9 @@ from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights
 from mlxcel_jax_cuda.block_loading import BlockLoading
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight, pack
 from mlxcel_jax_cuda.numerics import Numerics
+
+if TYPE_CHECKING:
+    from mlxcel_jax_cuda.weight_tree import Tree
 
 
 @attrs.frozen
@@ -54,17 +57,6 @@ class Weights:
         return sum(array.nbytes for array in self.arrays if array is not None)
 
 
-class Tree(nnx.Module):
-    """The parameters by name. Each knows the letters of its axes, by which a mesh would share them out."""
-
-    def __init__(self, layers: int) -> None:
-        self.model: Any = nnx.Dict()
-        self.layers: Any = nnx.List([nnx.Dict() for _ in range(layers)])
-
-    def put(self, name: str, layer: int | None, values: jax.Array, axes: str) -> None:
-        (self.model if layer is None else self.layers[layer])[name] = nnx.Param(values, axes=tuple(axes))
-
-
 @attrs.frozen
 class _Group:
     """What becomes one leaf: a fused group of linear weights, or one weight. Biases of a group are joined in `_split`,
@@ -85,6 +77,8 @@ def load_weights(
 ) -> Weights:
     """Groups of `forms` are packed on the device. CheckpointError names all tensors that are missing, and each that has
     another shape."""
+    from mlxcel_jax_cuda.weight_tree import Tree
+
     tree, sizes = Tree(schema.layers), {}
     placed: jax.Array | None = None
     for group, parts in _read_groups(schema, checkpoint, progress):
@@ -191,13 +185,11 @@ def _split(
     forms: Mapping[str, Weight],
 ) -> Weights:
     """The tree's leaves in its own order, biases of a group joined into one leaf."""
-    _, state = nnx.split(tree)
     leaves: list[jax.Array] = []
     at: dict[tuple[str, int], int] = {}
-    for path, variable in nnx.to_flat_state(state):
-        layer, name = (0, path[-1]) if path[0] == "model" else (int(str(path[1])), path[-1])
-        at[str(name), layer] = len(leaves)
-        leaves.append(variable[...])
+    for name, layer, values in tree.leaves():
+        at[name, layer] = len(leaves)
+        leaves.append(values)
     linear: dict[tuple[str, int], Linear] = {}
     biased = {weight.bias_of: weight for weight in schema.weights if weight.role == "bias" and weight.bias_of}
     for (name, layer), place in list(at.items()):
