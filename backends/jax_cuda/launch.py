@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -74,10 +75,20 @@ class Shape:
             "page_tables": (S, self.pages),
         }
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Words of the host buffer."""
         return sum(aligned(math.prod(size)) for size in self.fields.values())
+
+    @functools.cached_property
+    def _places(self) -> tuple[tuple[slice, tuple[int, ...]], ...]:
+        """Where each part lies in the host buffer, and its shape: asked for in each step."""
+        places, start = [], 0
+        for size in self.fields.values():
+            length = math.prod(size)
+            places.append((slice(start, start + length), size))
+            start += aligned(length)
+        return tuple(places)
 
     def padding(self, slots: int) -> np.ndarray:
         """A buffer without a real row."""
@@ -88,12 +99,7 @@ class Shape:
 
     def cut(self, buffer: Any) -> Fields:
         """A buffer's parts: views of one of NumPy's, or traced."""
-        parts, start = [], 0
-        for size in self.fields.values():
-            length = math.prod(size)
-            parts.append(buffer[start : start + length].reshape(size))
-            start += aligned(length)
-        return Fields(*parts)
+        return Fields(*[buffer[place].reshape(size) for place, size in self._places])
 
 
 def aligned(words: int) -> int:

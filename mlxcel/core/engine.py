@@ -73,6 +73,7 @@ class Engine(KVCalls):
         observers: Observers | None = None,
     ) -> None:
         self._backend = backend
+        self._running = backend if isinstance(backend, RunsSteps) else None  # which takes long to find out
         self._sampler = sampler
         self._finish = finish
         self._settings = settings
@@ -435,8 +436,7 @@ class Engine(KVCalls):
         return rows, drawing
 
     def _run(self, plans: list[StepPlan]) -> list[Any]:
-        backend = self._backend
-        handles = backend.submit_run(plans) if isinstance(backend, RunsSteps) else []
+        handles = [] if self._running is None else self._running.submit_run(plans)
         if len(handles) != len(plans):
             raise BackendFault(f"the backend takes runs of {len(plans)} steps, and started {len(handles)}")
         return handles
