@@ -162,7 +162,7 @@ class Run:
         step = BareStep(bench, [bench.begin(bench.ids(few, 1))])
         bench.close_rows()
         sides: dict[str, Side] = {
-            "bare step": (bench, lambda: _mean_step(step.decode(steps))),
+            "bare step": (bench, lambda: step.seconds(steps)),
             "engine": (bench, partial(self._decode, bench, few)),
         }
         yield from self._compared(sides, few)

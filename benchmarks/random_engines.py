@@ -6,6 +6,7 @@ import gc
 import math
 import platform
 import time
+from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +21,7 @@ from mlxcel.core.engine import Engine
 from mlxcel.core.family import ModelFamily, WeightSchema
 from mlxcel.core.kv import KVSpec
 from mlxcel.core.params import SamplingParams
-from mlxcel.core.plan import Decode, PrefillPlan, SamplingArrays
+from mlxcel.core.plan import Decode, PrefillPlan, SamplingArrays, Ticket
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Sampler
 from mlxcel.core.settings import EngineSettings
@@ -143,21 +144,24 @@ class Bench:
         return row
 
     def decode(self, rows: Sequence[int], steps: int) -> list[float]:
-        """`steps` steps over these rows, one of them ahead: the moment in seconds at which each was read."""
+        """`steps` steps over these rows, one or a run of them ahead, as clients decode: the moment in seconds at which
+        each was read. The first is by itself, so that what lies behind its moment is what the others took."""
         engine, parts = self.engine, [Decode(row) for row in rows]
-        moments = []
-        engine.reserve(parts)
-        ticket = engine.submit(parts)
-        for step in range(steps):
-            ahead = ticket
-            if step + 1 < steps:
-                engine.reserve(parts)
-                ahead = engine.submit(parts)
-            for outcome in engine.collect(ticket):
-                if outcome.error is not None:
-                    raise outcome.error
-            moments.append(time.perf_counter())
-            ticket = ahead
+        in_flight: deque[tuple[Ticket, ...]] = deque()
+        moments: list[float] = []
+        started = 0
+        while len(moments) < steps:
+            while started < steps and len(in_flight) < 2:
+                longest = engine.run_length(parts) if started else 1
+                count = longest if longest <= steps - started else 1
+                engine.reserve(parts, count)
+                in_flight.append(engine.submit_run(parts, count) if count > 1 else (engine.submit(parts),))
+                started += count
+            for ticket in in_flight.popleft():
+                for outcome in engine.collect(ticket):
+                    if outcome.error is not None:
+                        raise outcome.error
+                moments.append(time.perf_counter())
         return moments
 
     def close_rows(self) -> None:
