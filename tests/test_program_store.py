@@ -324,9 +324,11 @@ prepare(BackendSettings("cpu", None, Path(sys.argv[1])))
 from jax import monitoring
 import pytest
 from test_program_store import few_programs, tokens_of
+from mlxcel_jax_cuda import program_store
 from mlxcel_jax_cuda.backend import JaxBackend
 logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
 few_programs(pytest.MonkeyPatch())
+program_store.own_digest = lambda: "those of a release"  # these may be worked on meanwhile
 heard = []
 monitoring.register_event_duration_secs_listener(lambda event, seconds, **more: heard.append(event))
 

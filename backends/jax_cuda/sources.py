@@ -42,8 +42,8 @@ _HIDDEN: Final = ("import_module", "__import__", "exec", "run_path", "run_module
 _MOST_BYTES: Final = 64 << 20
 """Of a third party's files."""
 
-_CLOSE: Final = 0.1
-"""Seconds. File systems keep times in steps of a hundredth."""
+_CLOSE: Final = 0.02
+"""Seconds. Both times are kept in steps of a hundredth or less, and are never ahead."""
 
 
 class Unknown(Exception):
