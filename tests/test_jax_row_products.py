@@ -13,7 +13,7 @@ import pytest
 from mlxcel_jax_cuda.kernels.row_products import columns_for, gated_product, row_product
 from mlxcel_jax_cuda.kernels.row_products_ends import Gate, Heads, Residual, Store
 from mlxcel_jax_cuda.kernels.row_products_stream import FEWEST_SLOTS, ring, stream
-from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
+from mlxcel_jax_cuda.kernels.row_products_tiled import BAND, band_of, tiled
 from mlxcel_jax_cuda.kernels.row_products_weight import (
     Stacked,
     Weight,
@@ -293,6 +293,50 @@ def test_many_tokens_lower_for_cuda_as_one_kernel(product, weight, tokens, dtype
     assert (result.shape, result.dtype) == ((tokens, weight.rows // (2 if product is gated_product else 1)), dtype)
     text = lowered(lambda tiles, x: product(tiles, x, weight, **options), *arguments)
     assert text.count("custom_call @mosaic_gpu") == 1
+
+
+def ended_tokens(end, weight, tokens):
+    """Of the second of three layers, by `tiled`: a function, and what it is called with."""
+    at = Stacked(384, weight.packed_shape[0] + 512)
+    columns = 128 if tokens % 128 == 0 else 64
+    scale = None if isinstance(end, Residual) else shape(tokens, dtype=jnp.float32)
+
+    def call(tiles, x, layer, scale, extra):
+        return tiled(tiles, x, layer, scale, extra, weight=weight, columns=columns, end=end, at=at)
+
+    tiles, x = shape(LAYERS * at.stride, 64), shape(tokens, weight.depth)
+    return call, (tiles, x, shape(1, dtype=jnp.int32), scale, extra_of(end, tokens))
+
+
+ENDED = [
+    (Residual(2), Weight(512, 512, 4), 256),
+    (Residual(1), Weight(512, 256), 64),
+    (HEADS, Weight(512, 256, 2, 32), 128),
+    (NORMED, Weight(512, 256, 1, 64), 64),
+]
+
+
+@pytest.mark.parametrize(("end", "weight", "tokens"), ENDED, ids=repr)
+def test_many_tokens_end_in_the_launch_that_multiplies(end, weight, tokens):
+    """What `stream` gives of as many columns, by one kernel."""
+    call, arguments = ended_tokens(end, weight, tokens)
+    made = jax.eval_shape(call, *arguments)
+    given = [*end.out(weight, tokens), *arguments[-1][len(arguments[-1]) - end.in_place :]]
+    assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in given]
+    assert lowered(call, *arguments).count("custom_call @mosaic_gpu") == 1
+
+
+@pytest.mark.parametrize(("end", "weight", "tokens"), ENDED, ids=repr)
+def test_warpgroups_that_end_side_by_side_add_in_places_of_their_own(end, weight, tokens):
+    """Mosaic adds over rows in one place of shared memory for all warpgroups of a block, behind a barrier of one."""
+    call, arguments = ended_tokens(end, weight, tokens)
+    assert "reduce_sum" not in str(jax.make_jaxpr(call)(*arguments))
+
+
+@pytest.mark.parametrize(("tokens", "columns"), [(64, 64), (2048, 256), (2176, 128), (8192, 256)])
+def test_tokens_come_in_bands_that_the_l2_holds(tokens, columns):
+    assert band_of(tokens, columns) * columns <= BAND
+    assert tokens % (band_of(tokens, columns) * columns) == 0
 
 
 @pytest.mark.parametrize("product", [row_product, gated_product])

@@ -11,8 +11,8 @@ from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
 from mlxcel_jax_cuda.kernels.layers import layer_operand
 from mlxcel_jax_cuda.kernels.row_products import columns_for
-from mlxcel_jax_cuda.kernels.row_products_ended import ended, inverse_rms_of
 from mlxcel_jax_cuda.kernels.row_products_ends import End, Residual
+from mlxcel_jax_cuda.kernels.row_products_scales import inverse_rms_of
 from mlxcel_jax_cuda.kernels.row_products_stream import COLUMNS as FEW
 from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
@@ -25,7 +25,7 @@ MULTIPLE = 64
 
 @attrs.frozen
 class TiledSteps:
-    """A product by `tiled`, and what `stream` would have ended with in a launch behind it. A gate is ended in place."""
+    """Products by `tiled`, which end as those of `stream` do. One launch each."""
 
     sms: int
 
@@ -43,31 +43,20 @@ class TiledSteps:
         pools: Pools,
     ) -> tuple[jax.Array, Pools]:
         end, extra = heads_end(block, weights, rows, pools)
-        sums = self._sums("qkv", shapes, weights, layer, carried.scaled)
-        q, *written = self._ended("qkv", shapes, layer, sums, carried.squares, extra, end, block.eps)
+        scale = inverse_rms_of(carried.squares, depth=shapes.qkv.depth, eps=block.eps)
+        q, *written = self._in_layer("qkv", shapes, weights, layer, carried.scaled, scale, extra, end)
         keys, values = (array.reshape(pool.shape) for array, pool in zip(written, pools, strict=True))
         return q.reshape(*q.shape[:3], -1), (keys, values)
 
     def residual(
         self, group: str, shapes: Shapes, weights: BlockWeights, layer: int, x: jax.Array, old: jax.Array
     ) -> Carried:
-        sums = self._sums(group, shapes, weights, layer, x)
         extra, end = (old, weights.gains), Residual(NORM_BEHIND[group])
-        return Carried(*self._ended(group, shapes, layer, sums, None, extra, end, 0.0))
+        return Carried(*self._in_layer(group, shapes, weights, layer, x, None, extra, end))
 
     def gated(self, shapes: Shapes, weights: BlockWeights, layer: int, carried: Carried, eps: float) -> jax.Array:
-        weight = shapes.gate_up
-        hidden: jax.Array = tiled(
-            weights.tiles,
-            carried.scaled,
-            layer_operand(layer),
-            inverse_rms_of(carried.squares, depth=weight.depth, eps=eps),
-            weight=weight,
-            columns=_columns(len(carried.scaled), weight),
-            gate=True,
-            sms=self.sms,
-            at=shapes.at("gate_up"),
-        )
+        scale = inverse_rms_of(carried.squares, depth=shapes.gate_up.depth, eps=eps)
+        (hidden,) = self._in_layer("gate_up", shapes, weights, layer, carried.scaled, scale, (), None)
         return hidden
 
     def logits(self, shapes: Shapes, weights: BlockWeights, carried: Carried, eps: float) -> jax.Array:
@@ -77,45 +66,36 @@ class TiledSteps:
         more = -count % MULTIPLE
         scaled = jnp.pad(carried.scaled, ((0, more), (0, 0)))
         squares = jnp.pad(carried.squares, ((0, 0), (0, more)))
-        made: jax.Array = tiled(
+        made: tuple[jax.Array, ...] = tiled(
             weights.head,
             scaled,
             None,
             inverse_rms_of(squares, depth=weight.depth, eps=eps),
             weight=weight,
-            columns=_columns(len(scaled), shapes.unembed),
+            columns=_columns(len(scaled), weight),
             dtype=jnp.float32,
             sms=self.sms,
         )
-        return made[:count]
+        return made[0][:count]
 
-    def _sums(self, group: str, shapes: Shapes, weights: BlockWeights, layer: int, x: jax.Array) -> jax.Array:
-        weight = shapes[group]
-        made: jax.Array = tiled(
-            weights.tiles,
-            x,
-            layer_operand(layer),
-            weight=weight,
-            columns=_columns(len(x), weight),
-            dtype=jnp.float32,
-            sms=self.sms,
-            at=shapes.at(group),
-        )
-        return made
-
-    def _ended(
+    def _in_layer(
         self,
         group: str,
         shapes: Shapes,
+        weights: BlockWeights,
         layer: int,
-        sums: jax.Array,
-        squares: jax.Array | None,
+        x: jax.Array,
+        scale: jax.Array | None,
         extra: tuple[jax.Array, ...],
-        end: End,
-        eps: float,
+        end: End | None,
     ) -> tuple[jax.Array, ...]:
-        number = layer_operand(layer)
-        made: tuple[jax.Array, ...] = ended(sums, squares, extra, number, weight=shapes[group], end=end, eps=eps)
+        """Without an end it is the gate's."""
+        weight, number = shapes[group], layer_operand(layer)
+        columns, at = _columns(len(x), weight), shapes.at(group)
+        made: tuple[jax.Array, ...] = tiled(
+            weights.tiles, x, number, scale, extra, weight=weight, columns=columns, gate=end is None, end=end,
+            sms=self.sms, at=at,
+        )  # fmt: skip
         return made
 
 

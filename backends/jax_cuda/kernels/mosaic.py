@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
@@ -58,6 +59,30 @@ def load(ref: Any, layout: Any = WGMMA) -> jax.Array:
 def across(x: jax.Array, columns: int) -> jax.Array:
     """One value a column, [N] -> [64, N]."""
     return lax.broadcast_in_dim(x, (TILE, columns), (1,))
+
+
+ROOM = 512
+"""float32 values that `added_rows` wants."""
+
+
+def added_rows(x: jax.Array, room: Any = None) -> jax.Array:
+    """x [64, N] float32 in wgmma's layout -> the sums of its columns, [N].
+
+    The four warps of a warpgroup meet in `room`, ROOM float32 of shared memory. Without one they meet where Mosaic lets
+    every warpgroup of a block meet, which then must be one alone. The order, and so the bits, are the same.
+    """
+    if room is None:
+        return jnp.sum(x, axis=0)
+
+    @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
+        arg_types=(WGMMA, plgpu.RefType()),
+        return_type=plgpu.ShapeDtypeStruct(x.shape[1:], x.dtype, layout=WGMMA.reduce(0)),
+    )
+    def add(_context: Any, values: Any, room: Any) -> Any:
+        return values.reduce("add", 0, room)
+
+    found: jax.Array = add(x, room)
+    return found
 
 
 def along(x: jax.Array, columns: int) -> jax.Array:

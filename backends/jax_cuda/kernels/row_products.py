@@ -59,7 +59,7 @@ def row_product(
     if count in row_products_stream.COLUMNS:
         (y,) = stream(tiles, padded, layer=layer_operand(layer), weight=weight, end=Store(dtype), sms=sms, at=at)
     else:
-        y = tiled(tiles, padded, layer_operand(layer), weight=weight, columns=count, dtype=dtype, sms=sms, at=at)
+        (y,) = tiled(tiles, padded, layer_operand(layer), weight=weight, columns=count, dtype=dtype, sms=sms, at=at)
     return natural_columns(y[: len(x)], weight)
 
 
@@ -85,7 +85,7 @@ def gated_product(
     if count in row_products_stream.COLUMNS:
         (hidden,) = stream(tiles, padded, layer=layer_operand(layer), weight=weight, end=Gate(), sms=sms, at=at)
     else:
-        hidden = tiled(tiles, padded, layer_operand(layer), weight=weight, columns=count, gate=True, sms=sms, at=at)
+        (hidden,) = tiled(tiles, padded, layer_operand(layer), weight=weight, columns=count, gate=True, sms=sms, at=at)
     real: jax.Array = hidden[: len(x)]
     return real
 

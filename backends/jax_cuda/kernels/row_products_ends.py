@@ -1,5 +1,5 @@
 """How a product ends: what becomes of the float32 sums of a row tile, while they are in registers. At the end of
-`stream`, or behind `tiled` in a launch of its own (`row_products_ended`).
+`stream` and of `tiled`.
 
 Each end is a frozen record. It says which arrays it takes besides the product's own (`extra`, in order; the last
 `in_place` of them are written where they lie), what it gives, and what it does with the sums of an item: one [64, N]
@@ -17,7 +17,19 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, load, plgpu, shaped, store, store_tokens
+from mlxcel_jax_cuda.kernels.mosaic import (
+    ROOM,
+    TRANSPOSED,
+    WGMMA,
+    across,
+    added_rows,
+    along,
+    load,
+    plgpu,
+    shaped,
+    store,
+    store_tokens,
+)
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -37,8 +49,13 @@ class End(Protocol):
         """Shapes of what is given, without the arrays written in place."""
         ...
 
-    def scratch(self, columns: int) -> list[Any]:
-        """Shared memory of its own."""
+    def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
+        """Shared memory of its own; of several warpgroups each the same, [warpgroups, …]."""
+        ...
+
+    @property
+    def ahead(self) -> int:
+        """How many runs of tokens, of those that `tiled` ends one behind the other, registers hold `before` of."""
         ...
 
     @property
@@ -63,7 +80,11 @@ class _Plain:
     def in_place(self) -> int:
         return 0
 
-    def scratch(self, columns: int) -> list[Any]:
+    @property
+    def ahead(self) -> int:
+        return 1
+
+    def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
         return []
 
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
@@ -122,6 +143,9 @@ class Residual(_Plain):
     def token_axes(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         return (1, None), (1, 0, 1)
 
+    def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
+        return [plgpu.SMEM((warpgroups, ROOM), jnp.float32)] if warpgroups else []
+
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         rows = pl.ds(item * TILE, TILE)
         return load(extra[0].at[rows]), load(extra[1].at[2 * layer + self.norm, rows], WGMMA.reduce(1))
@@ -131,7 +155,7 @@ class Residual(_Plain):
         new = old + total
         store(out[0].at[rows], new)
         store_tokens(out[1].at[:, rows], new * along(gain, new.shape[1]))
-        store(out[2].at[item], jnp.sum(new * new, axis=0))
+        store(out[2].at[item], added_rows(new * new, *scratch))
 
 
 @attrs.frozen
@@ -158,6 +182,10 @@ class Heads:
     def in_place(self) -> int:
         return 2
 
+    @property
+    def ahead(self) -> int:
+        return 0
+
     def __attrs_post_init__(self) -> None:
         group = self.heads // self.kv_heads
         if self.heads % self.kv_heads or self.kv_heads % self.together or (group > 1 and group % self.together):
@@ -183,8 +211,12 @@ class Heads:
         small = (None,) * (self.bias + self.normed)
         return (*small, 1, 1, 0, 0, None, None), (0,)
 
-    def scratch(self, columns: int) -> list[Any]:
-        return [plgpu.SMEM((2, columns, self.together, self.head_dim // 2), jnp.bfloat16)]
+    def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
+        staged = (2, columns, self.together, self.head_dim // 2)
+        if not warpgroups:
+            return [plgpu.SMEM(staged, jnp.bfloat16)]
+        room = [plgpu.SMEM((warpgroups, ROOM), jnp.float32)] if self.normed else []
+        return [plgpu.SMEM((warpgroups, *staged), jnp.bfloat16), *room]
 
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         """(biases of both halves or None, gains or None, cos, sin)."""
@@ -205,7 +237,7 @@ class Heads:
         turned = item * together < self.heads + self.kv_heads  # else it is v
         a, b = first, second
         if gains is not None:  # one head an item, so a column's sum of squares is that head's
-            scale = across(lax.rsqrt(jnp.sum(a * a + b * b, axis=0) / self.head_dim + self.eps), columns)
+            scale = across(lax.rsqrt(added_rows(a * a + b * b, *scratch[1:]) / self.head_dim + self.eps), columns)
             a, b = a * scale * along(gains[0], columns), b * scale * along(gains[1], columns)
         first, second = jnp.where(turned, a * cos - b * sin, first), jnp.where(turned, b * cos + a * sin, second)
         staged = scratch[0]
@@ -231,12 +263,14 @@ class Heads:
 
             @pl.when((head >= start) & (head < start + self.kv_heads))
             def _on_pages(pages_g: Any = pages_g, start: int = start) -> None:
-                for column in range(columns):
+                for first in range(0, columns, 8):  # where they go is read at once
+                    where = [(page_g[column], place_g[column]) for column in range(first, first + 8)]
+                    for column, (page, place) in enumerate(where, first):
 
-                    @pl.when(page_g[column] >= 0)
-                    def _write(column: int = column) -> None:
-                        where = pages_g.at[first_page + page_g[column], pl.ds(head - start, together), place_g[column]]
-                        for half in (0, 1):
-                            plgpu.copy_smem_to_gmem(staged.at[half, column], where.at[:, half])
+                        @pl.when(page >= 0)
+                        def _write(column: int = column, page: Any = page, place: Any = place) -> None:
+                            row = pages_g.at[first_page + page, pl.ds(head - start, together), place]
+                            for half in (0, 1):
+                                plgpu.copy_smem_to_gmem(staged.at[half, column], row.at[:, half])
 
         plgpu.wait_smem_to_gmem(0)

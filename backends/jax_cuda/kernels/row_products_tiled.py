@@ -6,6 +6,7 @@ A block does the parts of a tile's depth one after the other, in the order in wh
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -14,45 +15,55 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.mosaic import (
-    LANE,
     TILED,
     TRANSPOSED,
     WGMMA,
     across,
+    launch,
     load,
     plgpu,
     shaped,
     store_tokens,
 )
+from mlxcel_jax_cuda.kernels.row_products_ends import End
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
 COLUMNS = (64, 128, 256)
+END_COLUMNS = 32
+"""Tokens that are ended at a time."""
+
+BAND = 2048
+"""Tokens for which all rows of a weight pass before those behind them: the L2 holds them meanwhile."""
+
 MOST_SPLIT_COLUMNS = 128
 """The parts of a split weight are added in registers, which leaves none for more tokens."""
 
 
-@functools.partial(jax.jit, static_argnames=("weight", "columns", "gate", "dtype", "sms", "at"))
+@functools.partial(jax.jit, static_argnames=("weight", "columns", "gate", "end", "dtype", "sms", "at"))
 def tiled(
     tiles: jax.Array,
     x: jax.Array,
     layer: jax.Array | None = None,
     scale: jax.Array | None = None,
+    extra: tuple[jax.Array, ...] = (),
     *,
     weight: Weight,
     columns: int,
     gate: bool = False,
+    end: End | None = None,
     dtype: Any = jnp.bfloat16,
     sms: int = SMS,
     at: Stacked | None = None,
-) -> jax.Array:
+) -> tuple[jax.Array, ...]:
     """One weight's product for many tokens. Each of a block's two compute warpgroups makes 64 of its 128 rows, or with
-    `gate` both sides of a pair for half of the tokens, so that a gate meets its up in one thread.
+    `gate` and where an `end` takes pairs both sides of a pair for half of the tokens, so that a gate meets its up in
+    one thread.
 
     tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; 128 at most where
     the weight is split). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight in the order of its
-    tiles; with `gate` silu(gate) * up, [T, F/2] bf16. scale [T] float32: what a token's sums are multiplied by. layer
-    and at: as in `stream`.
+    tiles; with `gate` silu(gate) * up, [T, F/2] bf16; with an `end` what it gives and wrote in place, of T tokens.
+    scale [T] float32: what a token's sums are multiplied by. extra, layer and at: as in `stream`.
     """
     (T, D), F, S, half = x.shape, weight.rows, weight.split, columns // 2
     if columns not in COLUMNS or T % columns or weight.depth != D:
@@ -64,23 +75,39 @@ def tiled(
         raise ValueError(f"columns={columns} leave no registers for the parts of a split weight: 128 at most")
     if gate and (weight.facing != F // 2 or dtype != jnp.bfloat16):
         raise ValueError(f"a gate needs rows that face their ups, F / 2 = {F // 2} apart, not {weight.facing}; in bf16")
+    both = gate or (end is not None and weight.pair > 1)
     steps, token_tiles = D // TILE, T // columns
+    pools = [jax.new_ref(pool) for pool in extra[len(extra) - end.in_place :]] if end is not None else []
+    given = [*extra[: len(extra) - len(pools)], *pools]
+    optional = [operand for operand in (layer, scale) if operand is not None]
+    out = [shaped((T, F // 2 if gate else F), dtype)] if end is None else end.out(weight, T)
     chunk = TILE if columns > TILE else TILE // 2  # tokens of an output tile on its way to device memory
-    slots = min((SMEM_BYTES + 2048 - 4 * chunk * TILE * 2) // ((2 * TILE + columns) * TILE * 2), 8)
-    items = F // (2 * TILE) * token_tiles
-    accumulators = [plgpu.ACC((TILE, half), jnp.float32)] * 2 if gate else [plgpu.ACC((TILE, columns), jnp.float32)]
+    if end is None:
+        stages = [plgpu.SMEM((2, 2, chunk, TILE), jnp.bfloat16, transforms=TILED)]
+    else:
+        stages = end.scratch(END_COLUMNS, 2)
+    room = SMEM_BYTES + 2048 - sum(math.prod(stage.shape) * jnp.dtype(stage.dtype).itemsize for stage in stages)
+    slots = min(room // ((2 * TILE + columns) * TILE * 2), 8)
+    pairs = F // (2 * TILE)
+    band = band_of(T, columns)
+    items = pairs * token_tiles
+    accumulators = [plgpu.ACC((TILE, half), jnp.float32)] * 2 if both else [plgpu.ACC((TILE, columns), jnp.float32)]
 
     def kernel(tiles_g: Any, x_g: Any, *refs: Any) -> None:
-        *given, out_g, w_s, x_s, out_s, full, empty = refs
-        scale_g = None if scale is None else given.pop()
-        layer_g = given
+        few, refs = list(refs[: len(optional)]), refs[len(optional) :]
+        extra_g, refs = refs[: len(given)], refs[len(given) :]
+        outs_g, (w_s, x_s, full, empty, *staged) = refs[: len(out)], refs[len(out) :]
+        scale_g = None if scale is None else few.pop()
+        layer_g, out_g = few, outs_g[0]
         thread, block = lax.axis_index("thread"), lax.axis_index("block")
         mine = lax.div(items - block + sms - 1, jnp.int32(sms))
 
         def place(n: Any) -> tuple[Any, Any]:
-            """Token tiles vary fastest: one wave of blocks reads few rows of the weight and all tokens."""
+            """Token tiles of a band vary fastest: one wave of blocks reads few rows of the weight and few tokens."""
             item = block + n * sms
-            return lax.div(item, jnp.int32(token_tiles)), lax.rem(item, jnp.int32(token_tiles)) * columns
+            within = lax.rem(item, jnp.int32(pairs * band))
+            token = lax.div(item, jnp.int32(pairs * band)) * band + lax.rem(within, jnp.int32(band))
+            return lax.div(within, jnp.int32(band)), token * columns
 
         @pl.when(thread == 2)
         def _memory_warpgroup() -> None:
@@ -107,9 +134,34 @@ def tiled(
 
         @pl.when(thread < 2)
         def _compute_warpgroups() -> None:
+            number = layer_g[0][0] if layer_g and end is not None else jnp.int32(0)
             plgpu.set_max_registers(232, action="increase")
             for i in range(slots):
                 plgpu.barrier_arrive(empty.at[i])
+
+            def few_of(end: End, pair: Any, token: Any, i: int) -> tuple[Any, Any, Any, Any]:
+                """Of an item's i-th few tokens: where they are, the row tile, and what the end is given of them."""
+                extra_axes, out_axes = end.token_axes
+                own, first = (pair, token + thread * half) if both else (pair * 2 + thread, token)
+                tokens = pl.ds(first + i * END_COLUMNS, END_COLUMNS)
+                return tokens, own, of_tokens(extra_g, extra_axes, tokens), of_tokens(outs_g, out_axes, tokens)
+
+            def before(end: End, pair: Any, token: Any, i: int) -> Any:
+                _, own, extra, _ = few_of(end, pair, token, i)
+                return end.before(own, number, extra)
+
+            def finish(end: End, total: tuple[jax.Array, ...], pair: Any, token: Any, ready: list[Any]) -> None:
+                """A few tokens after the others, as `stream` has them; what they need is asked for early."""
+                runs = total[0].shape[1] // END_COLUMNS
+                for i in range(runs):
+                    if i + end.ahead < runs:
+                        ready.append(before(end, pair, token, i + end.ahead))
+                    tokens, own, extra, out = few_of(end, pair, token, i)
+                    sums = [x[:, i * END_COLUMNS : (i + 1) * END_COLUMNS] for x in total]
+                    if scale_g is not None:
+                        by = across(load(scale_g.at[tokens], WGMMA.reduce(0)), END_COLUMNS)
+                        sums = [x * by for x in sums]
+                    end.finish(sums, own, number, ready[i], extra, out, tuple(ref.at[thread] for ref in staged))
 
             def item(n: Any, carry: Any) -> Any:
                 pair, token = place(n)
@@ -120,7 +172,7 @@ def tiled(
                     def multiply(k: Any, sums: tuple[Any, ...]) -> None:
                         slot = lax.rem(start + k, jnp.int32(slots))
                         plgpu.barrier_wait(full.at[slot])
-                        if gate:
+                        if both:
                             tokens = x_s.at[slot, pl.ds(thread * half, half)].T
                             for i, acc in enumerate(sums):
                                 plgpu.wgmma(acc, w_s.at[slot, i], tokens)
@@ -149,6 +201,10 @@ def tiled(
                 def add_part(i: Any, total: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                     return tuple(a + b for a, b in zip(total, part(i * (steps // S)), strict=True))
 
+                if end is not None:
+                    ready = [before(end, pair, token, i) for i in range(end.ahead)]
+                    finish(end, lax.fori_loop(1, S, add_part, part(0)), pair, token, ready)
+                    return carry
                 total = lax.fori_loop(1, S, add_part, part(0))
                 if scale_g is not None:
                     width, own = (half, token + thread * half) if gate else (columns, token)
@@ -164,7 +220,7 @@ def tiled(
                     return carry
                 count = y.shape[1] // chunk
                 for i in range(count):  # by way of shared memory: the next item need not wait
-                    stage = out_s.at[thread, lax.rem(n * count + i, jnp.int32(2))]
+                    stage = staged[0].at[thread, lax.rem(n * count + i, jnp.int32(2))]
                     plgpu.wait_smem_to_gmem(1, wait_read_only=True)
                     values = y[:, i * chunk : (i + 1) * chunk].astype(jnp.bfloat16)
                     stage.T[...] = plgpu.layout_cast(values, TRANSPOSED)
@@ -175,20 +231,32 @@ def tiled(
             lax.fori_loop(0, mine, item, 0)
             plgpu.wait_smem_to_gmem(0)
 
-    made: jax.Array = plgpu.kernel(
+    made = launch(
         kernel,
-        out_type=shaped((T, F // 2 if gate else F), dtype),
-        scratch_types=[
+        out,
+        [
             plgpu.SMEM((slots, 2, TILE, TILE), jnp.bfloat16, transforms=TILED),
             plgpu.SMEM((slots, columns, TILE), jnp.bfloat16, transforms=TILED),
-            plgpu.SMEM((2, 2, chunk, TILE), jnp.bfloat16, transforms=TILED),
             plgpu.Barrier(num_arrivals=3, num_barriers=slots),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
+            *stages,
         ],
+        *(tiles, x, *optional, *given),
         grid=(sms,),
         grid_names=("block",),
         num_threads=3,
         thread_name="thread",
-        compiler_params=LANE,
-    )(tiles, x, *[operand for operand in (layer, scale) if operand is not None])
-    return made
+    )
+    return (*made, *(jax.freeze(pool) for pool in pools))
+
+
+def band_of(tokens: int, columns: int) -> int:
+    """Token tiles of a band: the most that divide them, up to BAND tokens."""
+    return max(size for size in range(1, BAND // columns + 1) if tokens // columns % size == 0)
+
+
+def of_tokens(refs: Any, axes: tuple[int | None, ...], tokens: Any) -> tuple[Any, ...]:
+    """Those tokens of what an end is given: see `End.token_axes`."""
+    return tuple(
+        ref if axis is None else ref.at[(*[slice(None)] * axis, tokens)] for ref, axis in zip(refs, axes, strict=True)
+    )
