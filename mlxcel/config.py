@@ -30,7 +30,14 @@ STORE_VARIABLES: Final = ("MLXCEL_MODELS_DIR", "MLXCEL_CACHE_DIR", "XDG_CACHE_HO
 STATE_VARIABLE: Final = "XDG_STATE_HOME"
 XLA_VARIABLE: Final = "XLA_FLAGS"
 COMPILING: Final = ("XLA_", "JAX_", "TF_", "CUDA_", "NVIDIA_", "MOSAIC_", "TRITON_", "LIBTPU_")
-NOT_COMPILING: Final = ("XLA_PYTHON_CLIENT_", "XLA_CLIENT_", "CUDA_VISIBLE_DEVICES", "TF_CPP_", "JAX_COMPILATION_CACHE")
+NOT_COMPILING: Final = (
+    "XLA_PYTHON_CLIENT_",
+    "XLA_CLIENT_",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "TF_CPP_",
+    "JAX_COMPILATION_CACHE",
+)
 """Of these: how much memory a process takes, which of several devices it sees, what it tells, where it keeps things."""
 ROWS: Final = "max_num_seqs"
 _MAX_FILE: Final = 1 << 20  # bytes of a configuration file
