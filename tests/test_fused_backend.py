@@ -9,9 +9,11 @@ import pytest
 from cache_rows import caching
 from keeping_jax import KeepingJax
 from real_engine import real_engine
+from spoilt_checkpoint import SpoiltCheckpoint
 from test_standard_block import MODELS, SMALL
 
 from mlxcel.core.plan import Decode, Piece
+from mlxcel.errors import NumericFault
 from mlxcel.plugins.kv.dense import DenseKV
 from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.testing.random_checkpoint import random_checkpoint
@@ -177,6 +179,90 @@ def test_steps_that_run_as_one_program_draw_what_they_draw_one_by_one(llama, kin
             assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
         runs.clear()
     assert len(traced) == 1
+
+
+def begun(made, **own):
+    """A row of each prompt, its first token drawn; `own` are parameters by its place."""
+    rows = []
+    for place, ids in enumerate(PROMPTS):
+        row = made.open(ids, ignore_eos=True, max_tokens=40, **ROWS["usual"][place], **own.get(f"row_{place}", {}))
+        made.engine.prefill(row, made.plan(ids, 64))
+        rows.append(row)
+    return rows
+
+
+def started(made, rows):
+    made.engine.reserve([Decode(row) for row in rows], 4)
+    return made.engine.submit_run([Decode(row) for row in rows], 4)
+
+
+def outputs(made, rows):
+    return [list(made.engine.view(row).output) for row in rows]
+
+
+def test_what_befalls_rows_in_a_run_changes_nothing_before_it(llama, monkeypatch):
+    """C54, E14, E18: a stop and a cancel in the middle, an interrupt, a program that fails: what was read counts, and
+    the rows go on behind it, or others in their place."""
+    _, found = run(engine_of(llama, FusedJax()), params=ROWS["usual"])
+    expected = [[outcome.token for outcome in row] for row in found]
+    stop = expected[0][6]
+    ends = expected[0].index(stop)
+    made = engine_of(llama, FusedJax(decode_run=4))
+    engine, backend = made.engine, made.backend
+    rows = begun(made, row_0={"stop_token_ids": (stop,)})
+    tickets = [*started(made, rows), *started(made, rows)]
+    for ticket in tickets[:6]:
+        engine.collect(ticket)
+    engine.cancel(rows[1])
+    real = backend.read
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "read", lambda handle: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            engine.collect(tickets[6])
+    engine.collect(tickets[7])
+    assert outputs(made, rows) == [expected[0][:ends], expected[1][:7], expected[2][:7]]
+    assert backend.read == real
+    for ticket in started(made, rows[2:]):
+        engine.collect(ticket)
+    assert outputs(made, rows[2:]) == [expected[2][:11]]
+
+    tickets = started(made, rows[2:])
+    with monkeypatch.context() as patch:
+        patch.setattr(jax_backend, "forward_and_draw_run", lambda *args: 1 / 0)
+        tickets += started(made, rows[2:])
+    for ticket in tickets:
+        outcome = engine.collect(ticket)[0]
+        assert ("ZeroDivisionError" in str(outcome.error)) is (ticket is tickets[4])
+    assert outputs(made, rows[2:])[0][:13] == expected[2]
+    assert engine.healthy
+    for row in rows:
+        engine.close(row)
+    assert engine.kv_stats.owned == 0
+    rows = begun(made)
+    for ticket in (*started(made, rows), *started(made, rows)):
+        engine.collect(ticket)
+    assert outputs(made, rows) == [ids[:9] for ids in expected]
+
+
+@pytest.mark.slow
+def test_nan_in_the_middle_of_a_run_fails_its_row_alone():
+    """C54: the token that its third step draws has no finite embedding; nothing of it stays on its pages."""
+    family, overrides = MODELS["llama, untied"]
+    checkpoint = random_checkpoint(family(), {**SMALL, "num_hidden_layers": 2, **overrides}, seed=3)
+    params = ROWS["usual"]
+    _, found = run(engine_of((family(), checkpoint), FusedJax()), params=params)
+    expected = [[outcome.token for outcome in row] for row in found]
+    bad = next(token for token in expected[0][3:7] if not any(token in ids[:13] for ids in (*expected[1:], *PROMPTS)))
+    place = expected[0].index(bad)
+    spoilt = SpoiltCheckpoint(checkpoint, {"model.embed_tokens.weight": (bad, 1)})
+    made = engine_of((family(), spoilt), FusedJax(decode_run=4))
+    rows = begun(made)
+    read = [made.engine.collect(ticket) for ticket in (*started(made, rows), *started(made, rows))]
+    errors = [step for step, outcomes in enumerate(read) if isinstance(outcomes[0].error, NumericFault)]
+    assert errors == [place]
+    assert outputs(made, rows) == [expected[0][: place + 1], expected[1][:9], expected[2][:9]]
+    made.engine.close(rows[0])
+    assert all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in made.backend._running.kv)
 
 
 def test_dense_storage_and_paged_give_the_same_bits(llama):
