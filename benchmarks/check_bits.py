@@ -104,7 +104,7 @@ def crowd_engine(checks: Checks, model: Setup) -> Bench:
     """For `r2` and for `widths`."""
     sizes = checks.sizes
     setup = attrs.evolve(model, slots=sizes.slots, context=sizes.long + 128, storage="paged", chunk=max(sizes.chunks))
-    return checks.engines(setup, sizes.rows, sizes.tokens, sampler=DigestSampler)
+    return checks.engines(setup, sizes.rows_for(sizes.slots), sizes.tokens, sampler=DigestSampler)
 
 
 def _in_crowds(bench: Bench, length: int, checks: Checks) -> Rows:

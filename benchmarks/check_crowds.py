@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
@@ -12,6 +14,8 @@ from check_engines import Checks, Rows, not_invariant
 from crowd import Crowd, Habits, Voice
 from random_engines import Bench, Setup
 from witness import CompanySampler, DigestSampler
+
+from mlxcel.core.kv import ceil_block
 
 PROMPTS: Final = ((1, 0), (0, 7), (40, 23), (63, 1), (64, 1), (100, 30), (250, 7), (257, 255), (300, 213), (400, 300))
 """Of schedules: tokens of a beginning that all share, and of their own behind it."""
@@ -80,7 +84,7 @@ def _schedule(bench: Bench, voices: list[Voice], number: int, checks: Checks) ->
     most = bench.setup.slots - 2
     crowd = Crowd(bench, rng, habits, most)
     if habits.hits:
-        crowd.keep(voices[int(rng.integers(len(voices)))])
+        crowd.keep(voices[int(rng.integers(len(voices) // 2, len(voices)))])  # of the long prompts
     waiting = rng.integers(len(voices), size=int(rng.integers(2, most + 2))).tolist()
     sampled = sum(bool(place % 2) for place in waiting)
     while waiting or not crowd.empty:
@@ -107,14 +111,15 @@ def steps(checks: Checks) -> Rows:
         bench = checks.engines(setup, sizes.rows[:1], sizes.tokens[:1], sampler=DigestSampler)
         yield from not_invariant(bench)
         rng, most = np.random.default_rng([checks.seed, place]), context - LONGEST
-        voices = [Voice.of(bench, bench.ids(3 + 12 * n, checks.seed + n), most) for n in range(5)]
+        with _no_hang():
+            voices = [Voice.of(bench, bench.ids(3 + 12 * n, checks.seed + n), most) for n in range(5)]
         habits = Habits(joins=0.5, all_decode=0.0, ahead=0.1, preempted=0.002, chunks=(64,), hits=0.0)
-        crowds.append((Crowd(bench, rng, habits, 8), voices, f"{-(-context // page)} pages a row"))
+        crowds.append((Crowd(bench, rng, habits, 8), voices, f"{ceil_block(context) // page} pages a row"))
     for end in range(BLOCK_STEPS, share + BLOCK_STEPS, BLOCK_STEPS):
         for crowd, voices, way in crowds:
             began = time.perf_counter()
-            faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-            _steps(crowd, voices, min(end, share))
+            with _no_hang():
+                _steps(crowd, voices, min(end, share))
             yield {
                 "shape": shape, "way": way, **crowd.counted, "seconds": time.perf_counter() - began,
                 "differs": "; ".join(crowd.wrong), "wrong": bool(crowd.wrong),
@@ -122,6 +127,16 @@ def steps(checks: Checks) -> Rows:
             crowd.wrong.clear()
     for crowd, _, _ in crowds:
         crowd.end()
+
+
+@contextmanager
+def _no_hang() -> Iterator[None]:
+    """The process ends where this takes too long."""
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _steps(crowd: Crowd, voices: list[Voice], count: int) -> None:

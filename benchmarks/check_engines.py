@@ -39,7 +39,7 @@ class Sizes:
     steps: int = 16
     crowd: int = 32
     crowds: tuple[int, ...] = (8, 32, 40)  # of `r2`: a launch of each width
-    slots: int = 256  # of `r2` and `widths`
+    slots: int = 128  # of `r2` and `widths`
     rows: tuple[int, ...] = (8, 32, 128, 256)
     tokens: tuple[int, ...] = (64, 512, 2048)
     companies: int = 300  # of `products` and `widths`: real tokens, from 1 on
@@ -50,7 +50,7 @@ class Sizes:
     stores: tuple[tuple[str, int | None, int], ...] = (("paged", 64, 24), ("paged", 128, 8), ("dense", None, 8))
     """Of `schedules`: storage, page and slots of its engines."""
     many_steps: int = 10_000
-    tables: tuple[tuple[int, int], ...] = ((512, 64), (768, 256))  # of `steps`: context and page, 8 pages a row and 3
+    tables: tuple[tuple[int, int], ...] = ((512, 64), (384, 128))  # of `steps`: context and page, 8 pages a row and 3
     context: int = 32_768
     context_steps: int = 100
     small: bool = False
@@ -68,7 +68,7 @@ class Sizes:
 SMALL = Sizes(
     shapes=(("llama-3.2-1b", 1), ("qwen3-0.6b", 2)), bits=1, prompts=(3, 33), steps=4, crowd=10, crowds=(8, 10),
     slots=16, rows=(8,), tokens=(64,), companies=40, long=300, chunks=(128, 256), schedules=8, schedule_tokens=12,
-    stores=(("paged", 64, 10), ("dense", None, 4)), many_steps=200, tables=((256, 32), (192, 64)), context=1024,
+    stores=(("paged", 64, 10), ("dense", None, 4)), many_steps=200, tables=((256, 32), (384, 128)), context=1024,
     context_steps=6, small=True,
 )  # fmt: skip
 
@@ -196,6 +196,10 @@ def _narrow(backend_class: Any, rows: tuple[int, ...], tokens: tuple[int, ...]) 
             if self.caps.level == "R1":
                 widths = Widths((self.caps.r1_rows,), (self.caps.r1_tokens,))
             running.launching = FewLaunches(widths, slots=layout.slots, pages=running.launching.pages)
+
+        def _listed(self, *given: Any) -> Iterator[Any]:
+            """Each once: scores of all kinds are one program here."""
+            yield from {program.name: program for program in super()._listed(*given)}.values()
 
     return NarrowBackend
 

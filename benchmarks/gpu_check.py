@@ -10,7 +10,7 @@ Random weights of published shapes, cut to few layers of full width. Sections, e
 - same: level R0, other slots, neighbours, storage, run-ahead
 - deterministic: level R1, batch, slots, chunk, prompt cache, storage, preemption
 - r2: the same without being asked for, in larger company, two models in turns
-- widths: batches of 1 to 256 rows and pieces of 1 to 300 tokens, each token as it is alone
+- widths: batches of 1 to 128 rows and pieces of 1 to 300 tokens, each token as it is alone
 - products: the same of every weight by itself, compared on the device
 - schedules: 64 random schedules of rows that come and go, greedy and sampled; --schedule N runs one again
 - steps: 10,000 steps of a batch that changes, without a hang
@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import numpy as np
 from check_bits import deterministic, r2, same, widths
 from check_crowds import schedules, steps
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--seed", type=int, default=0, help="of schedules and steps")
     parser.add_argument("--schedule", type=int, action="append", default=[], help="these schedules alone")
+    parser.add_argument("--model", action="append", default=[], help="these models alone")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
     unknown = [name for name in given.sections if name not in SECTIONS]
@@ -120,6 +122,11 @@ def main() -> None:
     if given.schedule:
         chosen = ["schedules"]
     sizes = SMALL if given.small else Sizes()
+    if given.model:
+        shapes = tuple(shape for shape in sizes.shapes if shape[0] in given.model)
+        if not shapes:
+            parser.error(f"no model {', '.join(given.model)}; there are {', '.join(name for name, _ in sizes.shapes)}")
+        sizes = attrs.evolve(sizes, shapes=shapes, bits=len(shapes))
     backend = prepare_jax(given.device, given.cache)
     if given.small:
         quick_compiling()

@@ -97,7 +97,9 @@ def found(bench):
     def run(module, section, backend=NumpyBackend, **changes):
         engines = bench("check_engines")
         made = NumpyEngines(bench("random_engines").open_engine, bench("witness"), backend)
-        sizes = attrs.evolve(engines.SMALL, **{"companies": 30, "many_steps": 100, **changes.pop("sizes", {})})
+        sizes = attrs.evolve(
+            engines.SMALL, **{"companies": 30, "many_steps": 100, "schedules": 4, **changes.pop("sizes", {})}
+        )
         return list(getattr(bench(module), section)(engines.Checks(sizes, made, **changes)))
 
     return run
@@ -127,14 +129,15 @@ def test_nothing_is_wrong_without_a_mistake(found, section):
         ("r2", SwappedTokens, {"chunk of 256"}),
         ("widths", SwappedTokens, {"1 to 30 tokens of a piece"}),
         ("schedules", StaleTables, set()),
-        ("schedules", EmptyPrefix, set()),
+        ("schedules", EmptyPrefix, {"schedule 6"}),
         ("schedules", LateNoise, set()),
         ("steps", StaleTables, {"8 pages a row", "3 pages a row"}),
         ("context", SwappedTokens, {"chunk of 256, 128", "chunk of 85, 128"}),
     ],
 )
 def test_a_planted_mistake_is_seen(found, section, mistake, seen):
-    ways = wrong(found(SECTIONS[section], section, mistake))
+    only = tuple(int(way.split()[1]) for way in seen) if section == "schedules" else ()
+    ways = wrong(found(SECTIONS[section], section, mistake, only=only))
     assert ways
     assert set(ways) >= seen
 
@@ -151,7 +154,7 @@ def test_a_schedule_that_is_wrong_is_wrong_again_by_its_number(found):
 
 
 def test_schedules_have_company_hits_and_preemptions(found):
-    rows = found("check_crowds", "schedules")
+    rows = found("check_crowds", "schedules", sizes={"schedules": 8})
     for what in ("sampled", "hits", "preempted"):
         assert sum(row[what] for row in rows) > 1, what
     assert {row["storage"] for row in rows} == {"paged", "dense"}
@@ -174,11 +177,11 @@ def test_a_step_that_hangs_ends_the_process(tmp_path):
             reads = 0
             def read(self, handle):
                 self.reads += 1
-                if self.reads > 1200:
+                if self.reads > 100:
                     time.sleep(600)
                 return super().read(handle)
 
-        check_crowds.HANG_SECONDS = 1
+        check_crowds.HANG_SECONDS = 3
         sizes = attrs.evolve(check_engines.SMALL, many_steps=20_000)
         made = test_gpu_check.NumpyEngines(open_engine, witness, Hangs)
         for row in check_crowds.steps(check_engines.Checks(sizes, made)):
