@@ -39,6 +39,10 @@ class WitnessSampler(GreedySampler):
     def pack(self, *rows: Any, **how: Any) -> SamplingArrays:
         return attrs.evolve(super().pack(*rows, **how), unread=frozenset())
 
+    def draw_goes_by(self, stages: Sequence[str]) -> tuple[Any, ...] | None:
+        """What the chain's goes by: the change to it is in this file."""
+        return super().draw_goes_by(stages)
+
     def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         return super().draw(xp, logits, sampling, carry)._replace(top_logprobs=self.shown(xp, logits))
 
@@ -50,6 +54,10 @@ class DigestSampler(WitnessSampler):
     """The same with their digest, since V values a token are more than a long run can bring to the host. The token
     follows from the digest too: greedy replies of random weights soon say the same token again and again, and in these
     one bit that differs makes every later token another."""
+
+    def draw_goes_by(self, stages: Sequence[str]) -> tuple[Any, ...] | None:
+        """What the chain's goes by: the change to it is in this file."""
+        return super().draw_goes_by(stages)
 
     def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         drawn = super().draw(xp, logits, sampling, carry)
@@ -81,6 +89,10 @@ class CompanySampler(ChainSampler):
         params = {name: exact.params.get(name, idle) for name, idle in usual.params.items()}
         return SamplingArrays(usual.stages, params, None)
 
+    def draw_goes_by(self, stages: Sequence[str]) -> tuple[Any, ...] | None:
+        """What the chain's goes by: the change to it is in this file."""
+        return super().draw_goes_by(stages)
+
     def draw(self, xp: Any, logits: Any, sampling: SamplingArrays, carry: Carry) -> Drawn:
         return super().draw(xp, logits, sampling, carry)._replace(top_logprobs=digest(xp, logits))
 
@@ -99,9 +111,15 @@ class Witness:
     def submit(self, plan: Any) -> Any:
         return plan, self._backend.submit(plan)
 
+    def submit_run(self, plans: Any) -> Any:
+        return list(zip(plans, self._backend.submit_run(plans), strict=True))
+
     def read(self, handle: Any) -> Any:
+        """A run of steps brings tokens and nothing else to the host."""
         plan, own = handle
         result = self._backend.read(own)
+        if result.top_logprobs is None:
+            return result
         for place, row in enumerate(plan.draw_rows):
             self.kept[int(plan.sequence_ids[row]), int(plan.seq_lens[row])] = result.top_logprobs[place].copy()
         return attrs.evolve(result, top_logprobs=None)

@@ -63,14 +63,25 @@ class _Unasked:
     """Whoever wants JAX's cache not to be asked, in the whole process."""
 
     count: int = 0
+    before: bool = True  # whether it was asked without them
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
-    def change(self, by: int) -> None:
+    def come(self) -> None:
         with self.lock:
-            before, self.count = self.count, self.count + by
-            if bool(before) != bool(self.count):
-                jax.config.update(_ENABLED, not self.count)  # type: ignore[no-untyped-call]
-                compilation_cache.reset_cache()
+            self.count += 1
+            if self.count == 1:
+                self.before = jax.config.values[_ENABLED]
+                self._ask(False)
+
+    def go(self) -> None:
+        with self.lock:
+            self.count -= 1
+            if self.count == 0:
+                self._ask(self.before)
+
+    def _ask(self, value: bool) -> None:
+        jax.config.update(_ENABLED, value)  # type: ignore[no-untyped-call]
+        compilation_cache.reset_cache()  # which keeps the value that it read first
 
 
 @functools.cache
@@ -82,11 +93,11 @@ def _unasked() -> _Unasked:
 def unasked() -> Iterator[None]:
     """Around compiling what is kept as a whole. JAX gives out programs of its cache that cannot be kept again: on a CPU
     they lack some of their functions, and fail when they run."""
-    _unasked().change(1)
+    _unasked().come()
     try:
         yield
     finally:
-        _unasked().change(-1)
+        _unasked().go()
 
 
 def make_private(folder: Path) -> None:
