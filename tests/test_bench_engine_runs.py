@@ -152,6 +152,19 @@ def test_copies_are_measured_twice(bench: Bench, monkeypatch: pytest.MonkeyPatch
         assert "the two copies differ" in found["note"]
 
 
+def test_weights_are_read_once_and_runs_are_followed_where_somebody_looks(bench: Bench) -> None:
+    """6.3, 6.4: stderr has a line for each run with -v; where it is no terminal the table alone."""
+    plain = bench(*SHORT)
+    assert plain.err.count("loading the weights") == 2  # its begin and its end
+    assert " run 1 of 2" not in plain.err
+    told = bench(*SHORT, "-v").err
+    for words in ("direct, prompt of 12, rows 1: warm-up", "direct, prompt of 12, rows 1: run 2 of 2, first token"):
+        assert words in told
+    assert told.count(" run 1 of 2") == 2
+    assert re.search(r"mlxcel\.bench: start .* s, backend .* s, opening direct .* s, .*runs .* s", told)
+    assert "copies" not in told
+
+
 def test_random_weights_are_measured_without_a_model(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,

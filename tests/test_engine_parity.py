@@ -122,6 +122,8 @@ def test_every_way_of_running_a_request_gives_the_same_tokens(compare: Compare, 
         assert [best[0][0] for best in each["top2"]] == each["token_ids"]
         assert all(best[0][1] >= best[1][1] for best in each["top2"] if len(best) > 1)
     assert ran.text.count("identical (16 tokens)") == 21
+    assert ran.err.count("backend: reference-numpy") == 1
+    assert ran.err.count("loading the weights") == 2  # its begin and its end: once for all arms
     assert ran.stream("greedy", "a")["token_ids"] != ran.stream("seeded", "a")["token_ids"]
 
 
