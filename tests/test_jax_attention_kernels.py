@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mlxcel_jax_cuda.kernels import attention
 from mlxcel_jax_cuda.kernels.attention import BLOCK, FLOOR, MASKED, Scoring
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, MOST_ITEMS, capacity, make_schedule
+from mlxcel_jax_cuda.kernels.chunk_attention import attend_columns as chunk_columns
 from mlxcel_jax_cuda.kernels.chunk_attention import block_bounds, chunk_attention, chunk_reference, item_at, items_of
 from mlxcel_jax_cuda.kernels.decode_attention import decode_attention, decode_reference
 
@@ -271,6 +272,25 @@ def test_decoding_refuses_what_it_cannot_do(fields, says):
 def test_chunks_refuse_what_they_cannot_do(fields, says):
     with pytest.raises(ValueError, match=says):
         jax.eval_shape(chunked, *chunk_arguments(**fields))
+
+
+@pytest.mark.parametrize(("C", "group", "kv_heads"), [(8, 9, 2), (8, 0, 2), (8, 4, 4)])
+def test_chunks_refuse_columns_of_other_pages(C, group, kv_heads):
+    _, k, v, *rest = chunk_arguments(K=2)
+    columns = abstract(64, kv_heads, C, 64)
+    with pytest.raises(ValueError, match=rf"for {group} heads of each of 2 KV heads they must be \[T, 2, {group} or"):
+        jax.eval_shape(functools.partial(chunk_columns, group=group, scale=0.1), columns, k, v, *rest)
+
+
+def test_a_chunk_reads_its_heads_out_of_padded_columns():
+    """No copy of the queries is made for it."""
+    pytest.importorskip("absl", reason="jax imports Mosaic GPU only beside absl-py")
+    _, *rest = chunk_arguments(K=2)
+    call = jax.jit(functools.partial(chunk_columns, group=3, scale=0.1))
+    lowered = call.trace(abstract(128, 2, 8, 64), *rest).lower(lowering_platforms=("cuda",))
+    assert (lowered.out_info.shape, lowered.out_info.dtype) == ((128, 6, 64), jnp.bfloat16)
+    (kernel,) = (line for line in lowered.as_text().splitlines() if "custom_call @mosaic_gpu" in line)
+    assert "(tensor<128x2x8x64xbf16>, " in kernel
 
 
 def test_a_schedule_for_other_pages_or_rows_is_refused():

@@ -16,7 +16,7 @@ from mlxcel.testing.family_run import LoadedFamily
 from mlxcel.testing.random_checkpoint import SHAPES, random_checkpoint
 from mlxcel_jax_cuda.block_arrays import Shapes, refusal
 from mlxcel_jax_cuda.block_loading import BlockLoading
-from mlxcel_jax_cuda.standard_block import decode
+from mlxcel_jax_cuda.standard_block import Wanted, decode
 from mlxcel_jax_cuda.standard_steps import PlainSteps
 from mlxcel_reference_numpy.weights import load_weights
 
@@ -132,6 +132,43 @@ def test_fused_steps_give_the_logits_of_numpy(model):
     by_layer = [np.asarray(pool).reshape(block.layers, count, -1) for pool in pools]
     assert all(not pages[:, untouched].any() for pages in by_layer), "padding was written to a page"
     assert all(pages[layer, page].any() for pages in by_layer for layer in range(block.layers) for page in used)
+
+
+@attrs.frozen
+class Counting(PlainSteps):
+    """Notes how many tokens each layer's gate has."""
+
+    tokens: list[int] = attrs.field(factory=list)
+
+    def gated(self, shapes, weights, layer, carried, eps):
+        self.tokens.append(len(carried.scaled))
+        return super().gated(shapes, weights, layer, carried, eps)
+
+
+def test_behind_the_last_layers_keys_only_tokens_that_are_wanted_go_on():
+    """Their logits, and every token's keys, are what they are where all go on."""
+    family, overrides = MODELS["llama"]
+    checkpoint = random_checkpoint(family(), {**SMALL, **overrides}, seed=3)
+    block = family().standard_block(family().parse_config(checkpoint), 128)
+    shapes, weights = packed_weights(family(), checkpoint, block)
+    rng, wanted = np.random.default_rng(5), jnp.array([6, 1])
+    ids, positions = jnp.asarray(rng.integers(0, block.vocab_size, ROWS)), jnp.arange(ROWS, dtype=jnp.int32)
+    tables = jnp.zeros((ROWS, 1), jnp.int32)
+    shape = (block.layers, block.kv_heads, PAGE_SIZE, block.head_dim)
+
+    def run(chosen):
+        pools, all_steps = tuple(jnp.zeros(shape, jnp.float32) for _ in range(2)), Counting()
+        attend = attend_pages(block, tables, positions + 1)
+        given = (weights, pools, ids, positions, tables, attend)
+        return *decode(block, shapes, all_steps, *given, chosen), all_steps.tokens
+
+    last = Counting()
+    pools, logits, gated = run(Wanted(wanted, last, attend_pages(block, tables[wanted], positions[wanted] + 1)))
+    expected_pools, expected, everywhere = run(Wanted(wanted))
+    assert (everywhere, gated, last.tokens) == ([ROWS] * 3, [ROWS] * 2, [len(wanted)])
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+    for found, all_of_them in zip(pools, expected_pools, strict=True):
+        np.testing.assert_array_equal(found, all_of_them)
 
 
 STANDARD = {

@@ -19,7 +19,7 @@ from mlxcel_jax_cuda.kernels import row_products_stream
 from mlxcel_jax_cuda.launch import NOWHERE, Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
-from mlxcel_jax_cuda.standard_block import Attend, decode
+from mlxcel_jax_cuda.standard_block import Attend, Wanted, decode
 from mlxcel_jax_cuda.standard_hopper import HopperSteps
 from mlxcel_jax_cuda.standard_steps import PlainSteps, Pools, Steps
 from mlxcel_jax_cuda.standard_tiled import MULTIPLE, TiledSteps
@@ -73,7 +73,7 @@ def forward_block(
         fields.positions.reshape(-1),
         jnp.repeat(fields.page_tables, fields.positions.shape[1], axis=0),
         attend,
-        None if few else fields.logits_rows,
+        None if few else _wanted(model, described, fields, kv),
     )
     return pools, logits
 
@@ -95,20 +95,33 @@ def _padded(fields: Fields, token_ids: jax.Array) -> tuple[Fields, jax.Array]:
     ), token_ids
 
 
+def _wanted(model: Model, described: StandardBlock, fields: Fields, kv: Leaves) -> Wanted:
+    """Of a piece of which few tokens give logits, those are rows of a decode once their keys are written."""
+    (rows, width), tokens, sms = fields.positions.shape, fields.logits_rows, model.numerics.hopper
+    if rows > 1 or len(tokens) not in FEW or len(tokens) >= width:
+        return Wanted(tokens)
+    padding = (jnp.arange(len(tokens)) > 0) & (tokens == 0)
+    positions = jnp.where(padding, NOWHERE, fields.positions[0, tokens])
+    own = fields._replace(
+        positions=positions[:, None],
+        seq_lens=positions + 1,
+        slots=jnp.broadcast_to(fields.slots, tokens.shape),
+        page_tables=jnp.broadcast_to(fields.page_tables, (len(tokens), fields.page_tables.shape[1])),
+    )
+    if sms:
+        return Wanted(tokens, HopperSteps(sms), _by_kernels(model, described, own, kv))
+    return Wanted(tokens, PlainSteps(), _by_blocks(model, described, own))
+
+
 def _by_kernels(model: Model, described: StandardBlock, fields: Fields, kv: Leaves) -> Attend:
     if not by_kernel(model.layout.spec.layers[0], kv[0], described.heads):
         raise RuntimeError("the attention of this model is not for the kernels")
     attention, group = KernelAttention(fields, model.numerics.hopper), described.heads // described.kv_heads
 
     def attend(columns: jax.Array, pools: Pools, layer: int) -> jax.Array:
-        if fields.positions.shape[1] > 1:
-            q = columns[:, :, :group].reshape(len(columns), -1, columns.shape[3])
-            mixed = attention.attend(q, *pools, places(model.kv)[layer], scale=described.scale)
-        else:
-            mixed = attention.attend_columns(
-                columns, *pools, layer=layer, layers=described.layers, group=group, scale=described.scale
-            )
-        return mixed.reshape(len(columns), -1)
+        return attention.attend_columns(
+            columns, *pools, layer=layer, layers=described.layers, group=group, scale=described.scale
+        )
 
     return attend
 

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from mlxcel.core.kv import FullKV, LayerKV, SlidingKV
+from mlxcel_jax_cuda.kernels import chunk_attention, decode_attention
 from mlxcel_jax_cuda.kernels.attention import HALF, HEAD_DIMS, SLOT
 from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, make_schedule
-from mlxcel_jax_cuda.kernels.chunk_attention import chunk_attention
-from mlxcel_jax_cuda.kernels.decode_attention import MOST_COLUMNS, attend_columns, decode_attention
 from mlxcel_jax_cuda.launch import Fields
 from mlxcel_jax_cuda.storage import LayerPlace
 
@@ -26,7 +25,7 @@ def by_kernel(kv: LayerKV, keys: jax.Array, heads: int) -> bool:
         and kv.k_dim in HEAD_DIMS
         and (page_size == HALF or page_size % SLOT == 0)
         and keys.dtype == jnp.bfloat16
-        and heads // kv.kv_heads <= MOST_COLUMNS
+        and heads // kv.kv_heads <= decode_attention.MOST_COLUMNS
     )
 
 
@@ -46,9 +45,11 @@ class KernelAttention:
         own: Any = {"scale": scale, "softcap": softcap, "window": window, "sms": self._sms}
         own |= {"layer": place.layer, "layers": place.layers}
         if positions.shape[1] == 1:
-            return decode_attention(q, keys, values, self._schedule(keys, tables, window, place.layers), **own)
+            return decode_attention.decode_attention(
+                q, keys, values, self._schedule(keys, tables, window, place.layers), **own
+            )
         length = jnp.sum(positions[0] >= 0)
-        return chunk_attention(q, keys, values, tables[0], positions[0, 0], length, **own)
+        return chunk_attention.chunk_attention(q, keys, values, tables[0], positions[0, 0], length, **own)
 
     def attend_columns(
         self,
@@ -61,12 +62,18 @@ class KernelAttention:
         group: int,
         scale: float,
     ) -> jax.Array:
-        """One token a row, over every position of one of the stacked layers: queries [S, K, N, d] padded as the kernel
-        has them, `group` of the N real -> [S, K, group, d]."""
-        schedule = self._schedule(keys, self._fields.page_tables, 0, layers)
-        return attend_columns(
-            columns, keys, values, schedule, group=group, scale=scale, sms=self._sms, layer=layer, layers=layers
-        )
+        """Over every position of one of the stacked layers: queries [S W, K, N, d] padded as the kernels have them,
+        `group` of the N real -> [S W, K * group * d]."""
+        positions, tables = self._fields.positions, self._fields.page_tables
+        own: Any = {"group": group, "scale": scale, "sms": self._sms, "layer": layer, "layers": layers}
+        if positions.shape[1] == 1:
+            mixed = decode_attention.attend_columns(
+                columns, keys, values, self._schedule(keys, tables, 0, layers), **own
+            )
+        else:
+            length = jnp.sum(positions[0] >= 0)
+            mixed = chunk_attention.attend_columns(columns, keys, values, tables[0], positions[0, 0], length, **own)
+        return mixed.reshape(len(mixed), -1)
 
     def _schedule(self, keys: jax.Array, tables: jax.Array, window: int, layers: int) -> Schedule:
         held, kv_heads, page_size, _ = keys.shape

@@ -9,6 +9,7 @@ of which there are three sets: kernels for Hopper, for few tokens and for many, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,15 @@ Attend = Callable[[jax.Array, Pools, int], jax.Array]
 """(q [N, K, C, d], keys and values, layer) -> [N, H * d], in q's dtype.
 
 The H/K heads of a KV head are the first of its C columns, C a multiple of 8; what is in the others is not defined."""
+
+
+class Wanted(NamedTuple):
+    """The tokens that give logits, int32 [R], and by what they alone go through what is behind the last layer's keys
+    and values. Without steps of their own, that is for all tokens."""
+
+    tokens: jax.Array
+    steps: Steps | None = None
+    attend: Attend | None = None
 
 
 def turns(block: StandardBlock, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -48,9 +58,9 @@ def decode(
     positions: jax.Array,
     page_tables: jax.Array,
     attend: Attend,
-    wanted: jax.Array | None = None,
+    wanted: Wanted | None = None,
 ) -> tuple[Pools, jax.Array]:
-    """N tokens: the KV with them, and logits float32 [N, V], or of those that are `wanted`, int32 [R].
+    """N tokens: the KV with them, and logits float32 [N, V], or [R, V] of those that are `wanted`.
 
     pools: keys and values; donate them, and they are written in place.   token_ids [N] int32.
     positions [N] int32, -1 for a token that is padding: it is written nowhere.   page_tables [N, P] int32, of the row
@@ -60,9 +70,17 @@ def decode(
     carried = steps.begin(shapes, weights, token_ids)
     for layer in range(block.layers):
         q, pools = steps.qkv(block, shapes, weights, layer, carried, rows, pools)
+        if layer == block.layers - 1 and wanted is not None and wanted.steps is not None and wanted.attend is not None:
+            q, carried = q[wanted.tokens], _chosen(carried, wanted.tokens)
+            steps, attend, wanted = wanted.steps, wanted.attend, None
         carried = steps.residual("o", shapes, weights, layer, attend(q, pools, layer), carried.x)
         hidden = steps.gated(shapes, weights, layer, carried, block.eps)
         carried = steps.residual("down", shapes, weights, layer, hidden, carried.x)
     if wanted is not None:
-        carried = Carried(carried.x[:, wanted], carried.scaled[wanted], carried.squares[:, wanted])
+        carried = _chosen(carried, wanted.tokens)
     return pools, steps.logits(shapes, weights, carried, block.eps)
+
+
+def _chosen(carried: Carried, tokens: jax.Array) -> Carried:
+    """Of these tokens, int32 [R]."""
+    return Carried(carried.x[:, tokens], carried.scaled[tokens], carried.squares[:, tokens])

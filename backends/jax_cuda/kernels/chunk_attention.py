@@ -73,24 +73,69 @@ def chunk_attention(
     `turns`: the warpgroups take turns at the tensor cores, one's exponentials beside the other's products; same bits.
     """
     check_pages(q, k_pages, v_pages)
+    (T, H, d), K = q.shape, k_pages.shape[1]
+    return attend_columns(
+        q.reshape(T, K, H // K, d),
+        k_pages,
+        v_pages,
+        page_table,
+        start,
+        length,
+        group=H // K,
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        sms=sms,
+        turns=turns,
+        layer=layer,
+        layers=layers,
+    )
+
+
+def attend_columns(
+    columns: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    page_table: jax.Array,
+    start: jax.Array | int,
+    length: jax.Array | int,
+    *,
+    group: int,
+    scale: float,
+    softcap: float = 0.0,
+    window: int = 0,
+    sms: int = SMS,
+    turns: bool = True,
+    layer: int | None = None,
+    layers: int = 1,
+) -> jax.Array:
+    """`chunk_attention` of queries as qkv's product leaves them: columns [T, K, C, d] bf16, of which the first `group`
+    are heads and the others may hold anything. Returns [T, K * group, d] bf16."""
+    T, K, C, d = columns.shape
+    check_pages(columns.reshape(T, K * C, d), k_pages, v_pages)
     check_layers(len(k_pages), layer, layers)
-    T, K = q.shape[0], k_pages.shape[1]
+    if k_pages.shape[1] != K or not 0 < group <= C:
+        raise ValueError(
+            f"columns are {columns.shape}, for {group} heads of each of {k_pages.shape[1]} KV heads they must be "
+            f"[T, {k_pages.shape[1]}, {group} or more, {d}]"
+        )
     if T % TOKENS or not T:
         raise ValueError(f"{T} tokens: they must be a multiple of {TOKENS}; pad the chunk")
     if page_table.ndim != 1:
         raise ValueError(f"page_table is {page_table.shape}, it must be one row's, [P]")
-    heads = 1 if q.shape[1] // K % 2 else 2
+    heads = 1 if group % 2 else 2
     if T * heads % (2 * TOKENS):
-        q = jnp.pad(q, ((0, TOKENS), (0, 0), (0, 0)))
+        columns = jnp.pad(columns, ((0, TOKENS), (0, 0), (0, 0), (0, 0)))
     bounds = jnp.stack([jnp.asarray(x, jnp.int32) for x in (start, length)])
     scoring = Scoring(scale, softcap, window)
     out: jax.Array = _attend(
-        q,
+        columns,
         k_pages,
         v_pages,
         page_table,
         bounds,
         layer_operand(layer),
+        group=group,
         heads=heads,
         scoring=scoring,
         layers=layers,
@@ -134,16 +179,17 @@ def _sum_over_half(p: jax.Array) -> jax.Array:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("heads", "scoring", "layers", "sms", "turns")
+    jax.jit, static_argnames=("group", "heads", "scoring", "layers", "sms", "turns")
 )  # lowered once for all layers
 def _attend(
-    q: jax.Array,
+    columns: jax.Array,
     k_pages: jax.Array,
     v_pages: jax.Array,
     page_table: jax.Array,
     bounds: jax.Array,
     layer: jax.Array | None,
     *,
+    group: int,
     heads: int,
     scoring: Scoring,
     layers: int,
@@ -151,7 +197,7 @@ def _attend(
     turns: bool,
 ) -> jax.Array:
     """`heads` of a tile: 2, or 1 where an odd number of them shares a KV head."""
-    (T, H, d), (_, K, page_size, _), pages = q.shape, k_pages.shape, page_table.shape[0]
+    (T, K, _, d), page_size, pages, H = columns.shape, k_pages.shape[2], page_table.shape[0], columns.shape[1] * group
     tile, span = min(page_size, SLOT), TOKENS * 2 // heads  # keys of a copy; tokens of an item
     tiles, slot_tiles, block_slots = BLOCK // tile, SLOT // tile, 2 * BLOCK // SLOT
     total = T // span * (H // heads)
@@ -189,12 +235,13 @@ def _attend(
 
             def item(n: Any, base: Any) -> Any:
                 token, head, first, _, end = place(n)
-                kv_head, at = lax.div(head, jnp.int32(H // K)), lax.rem(n, jnp.int32(q_slots))
+                kv_head, column = lax.div(head, jnp.int32(group)), lax.rem(head, jnp.int32(group))
+                at = lax.rem(n, jnp.int32(q_slots))
                 plgpu.barrier_wait(q_empty.at[at])
                 for i in range(2):
                     tokens = pl.ds(pl.multiple_of(token + (i * TOKENS if heads == 1 else 0), TOKENS), TOKENS)
                     plgpu.copy_gmem_to_smem(
-                        q_g.at[tokens, head + (i if heads == 2 else 0)], q_s.at[at, i], q_full.at[at]
+                        q_g.at[tokens, kv_head, column + (i if heads == 2 else 0)], q_s.at[at, i], q_full.at[at]
                     )
 
                 def block(b: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -338,5 +385,5 @@ def _attend(
         num_threads=3,
         thread_name="thread",
         compiler_params=FAST,
-    )(q, *flat, page_table, bounds, *([] if layer is None else [layer]))
+    )(columns, *flat, page_table, bounds, *([] if layer is None else [layer]))
     return out
