@@ -12,6 +12,8 @@ from check_engines import Checks, Rows, not_invariant
 from random_engines import Bench, Setup
 from witness import DigestSampler, Seen, alone, difference, seen
 
+from mlxcel.core.plan import Decode
+
 Ways = Mapping[str, Callable[[], Seen]]
 SHORT = 5
 """Tokens of a prompt that is one small piece."""
@@ -76,6 +78,7 @@ def r2(checks: Checks) -> Rows:
         yield from not_invariant(bench)
         crowds.append(bench)
         yield from _in_crowds(bench, SHORT, checks)
+        yield _in_runs(bench, checks)
     turns = []
     for bench in crowds:
         ids = bench.ids(sizes.long, sizes.long)
@@ -104,7 +107,7 @@ def crowd_engine(checks: Checks, model: Setup) -> Bench:
     """For `r2` and for `widths`."""
     sizes = checks.sizes
     setup = attrs.evolve(model, slots=sizes.slots, context=sizes.long + 128, storage="paged", chunk=max(sizes.chunks))
-    return checks.engines(setup, sizes.rows_for(sizes.slots), sizes.tokens, sampler=DigestSampler)
+    return checks.engines(setup, sizes.rows_for(sizes.slots), sizes.tokens, sampler=DigestSampler, runs=True)
 
 
 def _in_crowds(bench: Bench, length: int, checks: Checks) -> Rows:
@@ -116,6 +119,25 @@ def _in_crowds(bench: Bench, length: int, checks: Checks) -> Rows:
         for crowd in sizes.crowds
     }
     yield from _compare(bench.setup, length, alone(bench, ids, sizes.steps, chunk=small), ways)
+
+
+def _in_runs(bench: Bench, checks: Checks) -> dict[str, Any]:
+    """One of eight rows whose steps are submitted several at a time. Its tokens follow from its bits."""
+    engine, steps, setup = bench.engine, checks.sizes.steps, bench.setup
+    rows = [bench.begin(bench.ids(SHORT, SHORT + place)) for place in range(8)]
+    parts: list[Decode] = [Decode(row) for row in reversed(rows)]
+    count = engine.run_length(parts)
+    for _ in range(steps // count):
+        engine.reserve(parts, count)
+        for ticket in engine.submit_run(parts, count):
+            engine.collect(ticket)
+    ids = tuple(engine.view(rows[0]).output)
+    bench.close_rows()
+    bench.backend.kept.clear()
+    lone = alone(bench, bench.ids(SHORT, SHORT), steps).first(len(ids))
+    found = difference(lone, Seen(ids, lone.logits))
+    return {"shape": setup.shape, "layers": setup.layers, "prompt": SHORT, "way": f"one of 8, {count} steps at a time",
+            "differs": found, "wrong": bool(found)}  # fmt: skip
 
 
 def _in_turns(rows: list[Rows]) -> Rows:

@@ -77,6 +77,7 @@ def _schedule(bench: Bench, voices: list[Voice], number: int, checks: Checks) ->
         joins=float(rng.choice([0.03, 0.1, 0.5, 1.0])),
         all_decode=float(rng.choice([0.2, 0.8, 1.0])),
         ahead=float(rng.choice([0.0, 0.5, 1.0])),
+        runs=0.0,
         preempted=float(rng.choice([0.0, 1.0, 4.0])) / checks.sizes.schedule_tokens,
         chunks=tuple(rng.choice(CHUNKS, int(rng.integers(1, 4)), replace=False).tolist()),
         hits=float(rng.choice([0.0, 0.8])),
@@ -108,12 +109,12 @@ def steps(checks: Checks) -> Rows:
     crowds = []
     for place, (context, page) in enumerate(sizes.tables):
         setup = Setup(shape, 8, context, "paged", chunk=sizes.tokens[0], layers=layers, small=sizes.small, page=page)
-        bench = checks.engines(setup, sizes.rows[:1], sizes.tokens[:1], sampler=DigestSampler)
+        bench = checks.engines(setup, sizes.rows[:1], sizes.tokens[:1], sampler=DigestSampler, runs=True)
         yield from not_invariant(bench)
         rng, most = np.random.default_rng([checks.seed, place]), context - LONGEST
         with _no_hang():
             voices = [Voice.of(bench, bench.ids(3 + 12 * n, checks.seed + n), most) for n in range(5)]
-        habits = Habits(joins=0.5, all_decode=0.0, ahead=0.1, preempted=0.002, chunks=(64,), hits=0.0)
+        habits = Habits(joins=0.5, all_decode=0.0, ahead=0.1, runs=0.2, preempted=0.002, chunks=(64,), hits=0.0)
         crowds.append((Crowd(bench, rng, habits, 8), voices, f"{ceil_block(context) // page} pages a row"))
     for end in range(BLOCK_STEPS, share + BLOCK_STEPS, BLOCK_STEPS):
         for crowd, voices, way in crowds:

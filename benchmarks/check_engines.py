@@ -93,15 +93,19 @@ class CheckEngines:
         dtype: str | None = None,
         checkpoint: Checkpoint | None = None,
         watched: bool = False,
+        runs: bool = False,
     ) -> Bench:
-        """With launches of these widths alone, which are compiled. One with a `checkpoint` has weights of its own, and
-        whoever asks for it closes it."""
-        key = setup, rows, tokens, sampler, dtype, watched
+        """With launches of these widths alone, which are compiled, and `runs` of several steps if asked for. One with a
+        `checkpoint` has weights of its own, and whoever asks for it closes it."""
+        key = setup, rows, tokens, sampler, dtype, watched, runs
         if checkpoint is None and key in self._open:
             return self._open[key]
         self._listen()
         backend = _narrow(self._make, rows, tokens)(
-            device=self._device, dtype=dtype or self._dtype, deterministic=setup.deterministic
+            device=self._device,
+            dtype=dtype or self._dtype,
+            deterministic=setup.deterministic,
+            decode_run=None if runs else 1,
         )
         if watched:
             backend.watch_numerics()
@@ -130,7 +134,7 @@ class CheckEngines:
 
     def _with_weights(self, model: tuple[Any, ...]) -> Bench | None:
         """An engine that has the weights of this model already."""
-        for (setup, _, _, _, dtype, watched), bench in self._open.items():
+        for (setup, _, _, _, dtype, watched, _), bench in self._open.items():
             if (setup.shape, setup.layers, setup.small, dtype, watched) == model:
                 return bench
         return None

@@ -11,8 +11,9 @@ import numpy as np
 from random_engines import Bench
 from witness import Seen, alone, difference
 
-from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan
+from mlxcel.core.plan import Decode, Part, Piece, PrefillPlan, Ticket
 
+COUNTED = ("steps", "runs", "rows", "companies", "hits", "preempted")
 PIECES = 2
 """Of different rows that one step may take, beside rows that decode."""
 
@@ -37,6 +38,7 @@ class Habits:
     joins: float  # a row comes, while there is room
     all_decode: float  # everybody who can takes part; else a random part of them
     ahead: float  # a step is submitted before the one before it is read
+    runs: float  # steps are submitted several at a time, where the engine takes that
     preempted: float
     chunks: tuple[int, ...]
     hits: float  # of rows whose prompt begins as a kept one does
@@ -63,7 +65,9 @@ class Crowd:
         self._rows: list[Row] = []
         self._kept: tuple[np.ndarray, Any] | None = None
         self._before: list[int] = []
-        self.counted: Counter[str] = Counter(dict.fromkeys(("steps", "rows", "companies", "hits", "preempted"), 0))
+        self.counted: Counter[str] = Counter(
+            dict.fromkeys(("steps", "runs", "rows", "companies", "hits", "preempted"), 0)
+        )
         self.wrong: list[str] = []
 
     @property
@@ -105,22 +109,31 @@ class Crowd:
         parts += [Piece(row.id, row.plan, row.piece) for row in reading if row.plan is not None]
         if not parts:
             return
-        rows, engine = [*decoding, *reading], self._bench.engine
-        ahead = not reading and all(row.tokens - row.drawn > 1 for row in rows)
-        engine.reserve(parts)
-        tickets = [engine.submit(parts)]
-        if ahead and self.rng.random() < self._habits.ahead:
-            engine.reserve(parts)
-            tickets.append(engine.submit(parts))
+        rows = [*decoding, *reading]
         company = sorted(row.id for row in rows)
         self.counted["companies"] += company != self._before
         self._before = company
-        for ticket in tickets:
+        for ticket in self._submitted(rows, parts, together=not reading):
             self.counted["steps"] += 1
-            for row, outcome in zip(rows, engine.collect(ticket), strict=True):
+            for row, outcome in zip(rows, self._bench.engine.collect(ticket), strict=True):
                 if outcome.error is not None:
                     raise outcome.error
                 self._ran(row, outcome.token)
+
+    def _submitted(self, rows: Sequence[Row], parts: Sequence[Part], *, together: bool) -> list[Ticket]:
+        """A step, one and the next, or a run of them, if they may be `together`."""
+        engine, left = self._bench.engine, min(row.tokens - row.drawn for row in rows)
+        decodes = [part for part in parts if isinstance(part, Decode)]
+        if together and self.rng.random() < self._habits.runs and 1 < (steps := engine.run_length(parts)) < left:
+            self.counted["runs"] += 1
+            engine.reserve(parts, steps)
+            return list(engine.submit_run(decodes, steps))
+        engine.reserve(parts)
+        tickets = [engine.submit(parts)]
+        if together and left > 1 and self.rng.random() < self._habits.ahead:
+            engine.reserve(parts)
+            tickets.append(engine.submit(parts))
+        return tickets
 
     def end(self) -> None:
         """Whoever is still there leaves, unheard."""
@@ -177,9 +190,10 @@ class Crowd:
     def _done(self, row: Row) -> None:
         kept, engine = self._bench.backend.kept, self._bench.engine
         ids = engine.view(row.id).output
-        first = len(row.voice.ids)
-        logits = np.stack([kept.pop((row.id, first + place)) for place in range(len(ids))])
-        found = difference(row.voice.lone.first(row.tokens), Seen(tuple(ids), logits))
+        first, lone = len(row.voice.ids), row.voice.lone.first(row.tokens)
+        # Of steps that ran together there are tokens alone.
+        logits = np.stack([kept.pop((row.id, first + place), own) for place, own in enumerate(lone.logits)])
+        found = difference(lone, Seen(tuple(ids), logits))
         if found:
             life = ", ".join(row.happened) or "undisturbed"
             self.wrong.append(f"prompt of {first}, chunk {row.chunk}, {row.voice.params}: {found} ({life})")

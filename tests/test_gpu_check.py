@@ -74,6 +74,25 @@ class LateNoise(NumpyBackend):
         return super().submit(plan)
 
 
+class InRuns(NumpyBackend):
+    """Steps of up to eight rows may be submitted four at a time, and bring tokens alone."""
+
+    @property
+    def caps(self):
+        return attrs.evolve(super().caps, decode_run=4, run_rows=8)
+
+    def submit_run(self, plans):
+        return [attrs.evolve(self.submit(plan), top_logprobs=None) for plan in plans]
+
+
+class RunsOfOnePosition(InRuns):
+    """The third step of a run stands where the second stood."""
+
+    def submit_run(self, plans):
+        plans[2] = attrs.evolve(plans[2], positions=plans[1].positions)
+        return super().submit_run(plans)
+
+
 class NumpyEngines:
     """In the place of CheckEngines."""
 
@@ -82,7 +101,7 @@ class NumpyEngines:
     def __init__(self, open_engine, witness, backend):
         self._open, self._witness, self._backend, self._made = open_engine, witness, backend, {}
 
-    def __call__(self, setup, rows, tokens, *, sampler=None, dtype=None):
+    def __call__(self, setup, rows, tokens, *, sampler=None, dtype=None, runs=False):
         key = setup, sampler, dtype
         if key not in self._made:
             backend = self._witness.Witness(self._backend())
@@ -140,6 +159,15 @@ def test_a_planted_mistake_is_seen(found, section, mistake, seen):
     ways = wrong(found(SECTIONS[section], section, mistake, only=only))
     assert ways
     assert set(ways) >= seen
+
+
+@pytest.mark.parametrize(("section", "way"), [("r2", "one of 8, 4 steps at a time"), ("steps", "8 pages a row")])
+def test_runs_of_steps_are_compared_by_tokens_that_follow_from_bits(found, section, way):
+    rows = [row for row in found(SECTIONS[section], section, InRuns) if row["way"] == way]
+    assert rows
+    assert not wrong(rows)
+    assert all(row.get("runs", 1) > 0 for row in rows)
+    assert way in wrong(found(SECTIONS[section], section, RunsOfOnePosition))
 
 
 def test_a_schedule_that_is_wrong_is_wrong_again_by_its_number(found):
