@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 PERIOD: Final = 4_194_301
 """Values that are drawn; every tensor walks over them from a place of its own. A prime, so that no two rows of a matrix
 begin at the same place: 4096 rows of 2048 values would, were it a power of two."""
-SPAN: Final = 1 << 23
-"""Values that one thread writes at a time, 32 MiB."""
+SPAN: Final = 1 << 20
+"""Values that one thread writes at a time, 4 MiB: a memory that is new is written no faster than its pages come, and
+those of one thread come slowly."""
+MOST_THREADS: Final = 16
 NORM_SPREAD: Final = 0.1
 
 _LLAMA: Final[Mapping[str, Any]] = {
@@ -139,8 +141,7 @@ class RandomCheckpoint:
         if len(spans) == 1:
             fill(spans[0])
         else:
-            with ThreadPoolExecutor(min(len(spans), 8, os.cpu_count() or 1)) as pool:
-                list(pool.map(fill, spans))
+            list(self._writers.map(fill, spans))
         return values
 
     def _values(self, info: TensorInfo) -> np.ndarray:
@@ -154,6 +155,11 @@ class RandomCheckpoint:
             values += np.float32(centre)
             self._made[centre, spread] = _bfloat16(values)
         return self._made[centre, spread]
+
+    @cached_property
+    def _writers(self) -> ThreadPoolExecutor:
+        """Threads that end with this checkpoint."""
+        return ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="mlxcel-random")
 
     @cached_property
     def _drawn(self) -> np.ndarray:
