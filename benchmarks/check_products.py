@@ -61,7 +61,8 @@ class _Run:
 
 
 def _weights(checks: Checks) -> list[tuple[str, str, Any]]:
-    """(model, group, weight), models in turns; those whose bits are compared come before the others."""
+    """(model, group, weight), models in turns; those whose bits are compared come before the others. One
+    that several models have is there once."""
     from mlxcel_jax_cuda.block_arrays import IN_LAYERS, Shapes
     from mlxcel_jax_cuda.kernels.row_products_weight import Weight
 
@@ -69,15 +70,15 @@ def _weights(checks: Checks) -> list[tuple[str, str, Any]]:
     if sizes.small:
         toys = {"qkv": Weight(512, 256, 1, 32), "o": Weight(256, 256, 2), "gate_up": Weight(512, 256, 1, 256)}
         return [("toy", name, weight) for name, weight in toys.items()]
-    found = []
-    for models in (sizes.shapes[: sizes.bits], sizes.shapes[sizes.bits :]):
+    models: dict[tuple[str, Any], list[str]] = {}
+    for shapes in (sizes.shapes[: sizes.bits], sizes.shapes[sizes.bits :]):
         for group in (*IN_LAYERS, "unembed"):
-            for shape, _ in models:
+            for shape, _ in shapes:
                 setup = Setup(shape, 1, 512)
                 family: Any = setup.family
                 block = family.standard_block(family.parse_config(setup.checkpoint()), setup.context)
-                found.append((shape, group, getattr(Shapes.of(block), group)))
-    return found
+                models.setdefault((group, getattr(Shapes.of(block), group)), []).append(shape)
+    return [(", ".join(shapes), group, weight) for (group, weight), shapes in models.items()]
 
 
 def companies(checks: Checks, name: str) -> list[Companies]:
