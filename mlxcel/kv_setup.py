@@ -90,6 +90,8 @@ def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, 
     filled = rows * (ceil_block(context) // size)
     held = plan.pages(size)
     pages = filled if held is None else held if cached else min(filled, held)
+    if pages == held and not plan.budget.explicit:
+        pages = max(_few_digits(pages), ceil_block(context) // size)
     store = make(kv_spec=kv_spec, slots=rows, context=context, page_size=size, pages=pages)
     tokens = store.num_pages * store.page_size
     log.info(
@@ -97,6 +99,13 @@ def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, 
         store.num_pages, store.page_size, tokens, min(context, tokens // rows), rows, context,
     )  # fmt: skip
     return store
+
+
+def _few_digits(count: int) -> int:
+    """The nearest number below whose binary digits behind the sixth are 0. Free memory differs a little from start to
+    start, and another number of pages would be other programs (docs/adr/0023)."""
+    rest = max(0, count.bit_length() - 6)
+    return count >> rest << rest
 
 
 def make_cache(

@@ -21,8 +21,9 @@ from mlxcel.core.checkpoint import TensorInfo
 from mlxcel.core.kv import FullKV, KVLayout, RecurrentKV, SlidingKV
 from mlxcel.errors import CapacityError, UsageError
 from mlxcel.footprint import ITEM_SIZES, Footprint, only, window_token_bytes
-from mlxcel.kv_setup import Rows, plan_rows
+from mlxcel.kv_setup import Rows, make_store, plan_rows
 from mlxcel.memory_plan import Memory, MemorySettings, memory_here, plan_memory
+from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.self_test import SeededCheckpoint
 from mlxcel_reference_numpy.storage import make_storage
 
@@ -461,3 +462,23 @@ def test_every_dtype_that_can_be_asked_for_has_a_size() -> None:
     from mlxcel.options import BY_NAME
 
     assert f"auto|{'|'.join(ITEM_SIZES)}" == BY_NAME["dtype"].kind.metavar
+
+
+def test_pages_do_not_follow_each_byte_of_free_memory() -> None:
+    """Spec V19: programs are kept for a number of pages, and have to be found at the next start. What somebody asks for
+    is taken as it is, and a lone row keeps its whole context."""
+    model = footprint(SMOLLM2)
+    pages = {}
+    for free in (40 * GIB, 40 * GIB + 30_000_000, 40 * GIB + 123_456_789):
+        settings = attrs.evolve(ONE_ROW, rows=4, paged=True)
+        plan = plan_memory(model, settings, host(free))
+        held = plan.pages(64)
+        assert held is not None
+        made = make_store(PagedKV, plan, model.kv, size=64, cached=True).num_pages
+        assert held * 31 // 32 <= made <= held
+        pages[held] = made
+    assert len(pages) == 3
+    assert len(set(pages.values())) == 1
+    for budget, cached in ((5 * 10**8, True), (5 * 10**8, False)):
+        plan = plan_memory(model, attrs.evolve(settings, kv_budget=budget), host(40 * GIB))
+        assert make_store(PagedKV, plan, model.kv, size=64, cached=cached).num_pages == plan.pages(64)
