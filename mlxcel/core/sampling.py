@@ -69,7 +69,8 @@ class Sampler(Protocol):
 
         Stages and log-probabilities are those that the rows use; with `closed`, for a backend that compiles, those of
         the first of `stage_sets` that has them all (spec S44). A row draws the same bits from either, and from arrays
-        in which rows are left out, repeated or in another order.
+        in which rows are left out, repeated or in another order. An array that was handed out stays as it is; the same
+        one may be handed out again, which tells that nothing of it moved.
         """
         ...
 
