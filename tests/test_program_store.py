@@ -220,17 +220,31 @@ def test_what_is_damaged_or_anothers_is_removed_with_one_warning(store, caplog, 
     assert "is damaged, and made again" in told
 
 
-def test_what_jax_cannot_serialize_is_not_kept(store, monkeypatch):
-    """As of a version without the calls for it, or one that refuses."""
+@pytest.mark.parametrize("absent", [True, False])
+def test_what_jax_cannot_serialize_is_left_to_it_for_an_hour(store, monkeypatch, absent):
+    """In a version without the calls for it, or one that refuses: programs that are not kept still have JAX's cache."""
 
     def refused(compiled):
         raise ValueError("no")
 
-    monkeypatch.setattr("jax.experimental.serialize_executable.serialize", refused)
+    if absent:
+        monkeypatch.setitem(sys.modules, "jax.experimental.serialize_executable", None)
+    else:
+        monkeypatch.setattr("jax.experimental.serialize_executable.serialize", refused)
     store.keep(store.name(turned, *arguments()), compiled())
+    (refusal,) = store.folder.iterdir()
+    assert ProgramStore.of(DEVICE) is None
+    os.utime(refusal, (0, 0))
+    assert ProgramStore.of(DEVICE) is not None
+
+
+def test_a_refusal_behind_a_loaded_program_says_nothing(store, monkeypatch):
+    name = store.name(turned, *arguments())
+    store.keep(name, compiled())
+    assert store.load(name) is not None
     monkeypatch.setitem(sys.modules, "jax.experimental.serialize_executable", None)
-    store.keep(store.name(turned, *arguments()), compiled())
-    assert list(store.folder.iterdir()) == []
+    store.keep("0" * 64, compiled())
+    assert [path.suffix for path in store.folder.iterdir()] == [".program"]
 
 
 def test_nothing_is_kept_once_the_sources_have_changed(store, monkeypatch):

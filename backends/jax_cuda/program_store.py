@@ -36,7 +36,7 @@ LIMIT: Final = 2 << 30
 _BEGINS: Final = b"mlxcel program 1\n"
 _SUFFIX: Final = ".program"
 _ABANDONED: Final = 3600.0
-"""Seconds after which a file that somebody began to write belongs to nobody."""
+"""Seconds after which a file that somebody began to write belongs to nobody, and a refusal is asked for again."""
 _OF_CACHES: Final = ("compilation_cache", "persistent_cache")
 
 
@@ -48,6 +48,7 @@ class ProgramStore:
     _device: jax.Device
     _facts: bytes
     _told: bool = False
+    _loaded: bool = False
     _known: dict[int, tuple[Any, bytes]] = attrs.field(factory=dict)  # by id, with what keeps the id
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
@@ -60,7 +61,10 @@ class ProgramStore:
         try:
             make_private(folder)
             _remove_old(folder)
-            return cls(folder, device, fingerprint(_facts(device)))
+            store = cls(folder, device, fingerprint(_facts(device)))
+            if not store._refusal.exists():
+                return store
+            log.debug("programs are not kept: JAX refused one")
         except OSError as error:
             log.warning("programs are not kept: %s: %s", folder, error.strerror or error)
         except Unknown as error:
@@ -101,9 +105,11 @@ class ProgramStore:
             from jax.experimental.serialize_executable import deserialize_and_load
 
             packed, taken, given = pickle.loads(data[len(begins) :])
-            return deserialize_and_load(
+            loaded = deserialize_and_load(
                 packed, taken, given, backend=self._device.client, execution_devices=[self._device]
             )
+            self._loaded = True
+            return loaded
         except Exception as error:
             self._tell(error)
             self.remove(name)
@@ -118,9 +124,22 @@ class ProgramStore:
             from jax.experimental.serialize_executable import serialize
 
             data = pickle.dumps(serialize(compiled))
-            self._write(name, _begins(name, data) + data)
         except Exception as error:
             log.debug("a program is not kept: %s: %s", type(error).__name__, error)
+            # Once a program was loaded XLA:CPU refuses others of this process, which says nothing of the next one.
+            data = b""
+        try:
+            if data:
+                self._write(name, _begins(name, data) + data)
+            elif not self._loaded:
+                self._refusal.touch(0o600)
+        except OSError as error:
+            log.debug("a program is not kept: %s", error)
+
+    @property
+    def _refusal(self) -> Path:
+        """There for an hour where JAX could not serialize a program of such a world: all are left to its cache then."""
+        return self.folder / f"{hashlib.sha256(self._facts).hexdigest()}.refused"
 
     def _write(self, name: str, data: bytes) -> None:
         """Whole or not at all, however many write it."""
