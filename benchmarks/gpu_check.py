@@ -98,6 +98,7 @@ SECONDS: Final = {
     "golden": 60, "nan": 40, "same": 60, "deterministic": 110, "r2": 110, "widths": 90, "products": 100,
     "schedules": 110, "steps": 60, "context": 90, "reference": 100,
 }  # fmt: skip
+SECONDS_IN_ALL: Final = 240.0
 
 
 def main() -> None:
@@ -106,7 +107,7 @@ def main() -> None:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--seconds", type=float, help="for all; what the sections' shares leave of them is shared too")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--cache", type=Path)
@@ -132,15 +133,18 @@ def main() -> None:
         quick_compiling()
     engines = CheckEngines(backend, given.device, given.dtype)
     checks = Checks(sizes, engines, given.gguf, given.seed, tuple(given.schedule))
-    record = SectionRecord({**device_facts(given.commit), "seed": str(given.seed)}, given.json, given.seconds)
+    seconds = SECONDS_IN_ALL if given.seconds is None else given.seconds
+    record = SectionRecord({**device_facts(given.commit), "seed": str(given.seed)}, given.json, seconds)
     record.found["starts"] = engines.starts
     sections = dict(SECTIONS)
     known = None
     if "reference" in chosen:
         known = Known(sizes)
         sections["reference"] = partial(reference, known=known)
+    shares = sum(SECONDS[name] for name in chosen)
+    more = 1.0 if given.seconds is None else max(1.0, seconds / shares)
     for name in chosen:
-        record.take(name, sections[name](checks), seconds=SECONDS[name])
+        record.take(name, sections[name](checks), seconds=more * SECONDS[name])
     if known is not None:
         known.end()
     engines.close()
