@@ -76,6 +76,32 @@ def test_ahead_or_not_every_ending_is_the_same(ending, store, together):
     assert found[0] == found[1]
 
 
+def test_the_pieces_of_a_prompt_run_ahead_of_one_another():
+    """C51, P11: each but the first is submitted before the one ahead of it is read; the reply is what it is without."""
+    found = []
+    for force_sync in (False, True):
+        it = bench({"a": [*b"reply"]}, chunk=4, delay=0.1, options={"force_sync": force_sync})
+        a = it.ask("a", b"thirteen long", max_tokens=1)
+        it.run()
+        assert (it.it.backend.steps, it.scheduler.stats().steps_ahead_total) == (4, 0 if force_sync else 3)
+        one = seen(a)[0]
+        found.append((one.ids, one.text, one.result.cause))
+        assert it.all_free()
+    assert found[0] == found[1]
+
+
+def test_a_request_that_leaves_between_pieces_takes_what_is_in_flight_with_it():
+    """C51: nothing of it runs ahead from then on, and its neighbour's reply is what it is alone."""
+    it = bench({"a": [*b"reply"], "b": [*b"other"]}, chunk=4)
+    a, b = it.ask("a", b"thirteen long"), it.ask("b", b"nine long", max_tokens=5)
+    it.scheduler.tick()
+    a.cancel()
+    it.run()
+    assert seen(a)[0].result.cause == "cancelled"
+    assert seen(b)[0].text == "other"
+    assert it.all_free()
+
+
 def test_a_row_that_the_host_must_know_makes_the_step_synchronous_for_all():
     """C51: DRY runs on the host; its neighbour's reply is what it is alone, and no step runs ahead meanwhile."""
     it = bench()

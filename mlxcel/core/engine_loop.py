@@ -186,9 +186,11 @@ class EngineLoop:
 
     def _ahead(self) -> list[Work] | None:
         """The next step, where it may be submitted before what is in flight is read (spec C51); else None."""
-        if not self._settings.run_ahead or self._leaving or len(self._ring) or self._roster.head_fits:
+        if not self._settings.run_ahead or self._leaving or self._roster.head_fits:
             return None
         work, closed = self._decodes(), self._engine.closed
+        if len(self._ring):  # with nothing that decodes, the next pieces need nothing of those in flight
+            return None if work or self._ring.alone else [*self._ring.due(decoding=False)]
         for row, part in work:
             if row.drawing and not closed(part.sequence_id):
                 return None
@@ -237,14 +239,14 @@ class EngineLoop:
         }[action]
         return [(row, part) for row, part in wanted if row.state in (RowState.PARKED, RowState.DECODING)]
 
-    def _submit_ahead(self, decodes: list[Work]) -> None:
-        """As many steps of them as may be submitted together and fit; perhaps none."""
-        steps = self._engine.run_length([part for _, part in decodes])
-        if steps > 1 and self._reserved(decodes, steps):
-            self._flights.submit_run(decodes, steps)
-        elif self._reserved(decodes, 1):
+    def _submit_ahead(self, work: list[Work]) -> None:
+        """As many steps of it as may be submitted together and fit; perhaps none."""
+        steps = self._engine.run_length([part for _, part in work])
+        if steps > 1 and self._reserved(work, steps):
+            self._flights.submit_run(work, steps)
+        elif self._reserved(work, 1):
             steps = 1
-            self._flights.submit(decodes)
+            self._flights.submit(work)
         else:
             return
         self._counters.steps_ahead_total += steps
