@@ -147,6 +147,10 @@ class _Idle:
     def open(self, spec: SequenceSpec, **bounds: int) -> None:
         """A row has no state."""
 
+    def memoryless(self, state: None) -> bool:
+        """It draws nothing."""
+        return True
+
 
 def _check_chunk(kv: KVSpec, vocab: int) -> None:
     """By an engine whose chunk is one token. Its backend has no weights: a forward would raise."""
