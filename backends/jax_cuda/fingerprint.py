@@ -17,7 +17,8 @@ from typing import Any, Final, Generic, Protocol
 import attrs
 import numpy as np
 
-from mlxcel_jax_cuda.sources import OWN, Unknown, foreign_digest
+from mlxcel_jax_cuda.package_files import Unknown
+from mlxcel_jax_cuda.sources import OWN, foreign_digest
 
 _PRINTED: Final = (bool, complex, str)
 _MAPPINGS: Final = (dict, OrderedDict, MappingProxyType)

@@ -27,7 +27,8 @@ from mlxcel.config import compiling_variables
 from mlxcel_jax_cuda import driver
 from mlxcel_jax_cuda.compile_cache import make_private, program_folder
 from mlxcel_jax_cuda.fingerprint import NotPlain, fingerprint, function_name
-from mlxcel_jax_cuda.sources import Unknown, all_unchanged, own_digest, versions
+from mlxcel_jax_cuda.package_files import Unknown
+from mlxcel_jax_cuda.sources import all_unchanged, own_digest, versions
 
 log = logging.getLogger("mlxcel.jax")
 

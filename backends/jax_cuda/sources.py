@@ -3,24 +3,26 @@ certain or none."""
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
+
+from mlxcel_jax_cuda.package_files import Unknown, files_of, imports_of
 
 OWN: Final = ("mlxcel", "mlxcel_jax_cuda")
 """The packages whose sources are part of what every program is found by."""
 
 UNDER_US: Final = ("jax", "nvidia", "numpy", "ml_dtypes", "attrs", "flax", "opt_einsum", "scipy")
 """Names of distributions begin so that tracing, compiling and running go by, in their versions."""
+
+_TOLD_BY: Final = (".dist-info", ".egg-info")
 
 _KNOWN: Final = {
     *sys.stdlib_module_names,
@@ -36,18 +38,14 @@ _KNOWN: Final = {
 }
 """What a third party may import without a look at it."""
 
-_HIDDEN: Final = ("import_module", "__import__", "exec", "run_path", "run_module")
-"""Names by which code is run that nobody finds by reading."""
-
 _MOST_BYTES: Final = 64 << 20
 """Of a third party's files."""
 
+_MOST_TEXT: Final = 2 << 20
+"""Of its sources, which take some seconds to understand."""
+
 _CLOSE: Final = 0.02
 """Seconds. Both times are kept in steps of a hundredth or less, and are never ahead."""
-
-
-class Unknown(Exception):
-    """Why it cannot be told what code comes from."""
 
 
 @attrs.frozen
@@ -56,121 +54,104 @@ class Sources:
 
     digest: str
     _files: tuple[Path, ...]
-    _began: float
+    _states: list[tuple[int, ...]]
 
     @classmethod
     def read(cls, files: Iterable[tuple[Path, Path]], began: float) -> Sources:
         """Of (folder, file below it). Unknown for one that was written since `began`, seconds since the epoch."""
-        known, paths = hashlib.sha256(), []
+        pairs, known = list(files), hashlib.sha256()
+        paths = tuple(path for _, path in pairs)
         try:
-            for folder, path in files:
-                paths.append(path)
+            states = _states(paths)
+            for folder, path in pairs:
                 for part in (str(path.relative_to(folder)).encode(), path.read_bytes()):
                     known.update(hashlib.sha256(part).digest())
         except OSError as error:
             raise Unknown(f"{error.filename} cannot be read") from error
-        sources = cls(known.hexdigest(), tuple(paths), began)
-        if not sources.unchanged():
+        if any(changed >= began * 1e9 for *_, changed in states):
             raise Unknown("a file was written since this process began, which may have read what it was before")
-        return sources
+        return cls(known.hexdigest(), paths, states)
 
     def unchanged(self) -> bool:
-        """Whether the files are still those that this process imports. Nothing sets the time back that counts here,
-        when a file was last written, renamed or linked."""
+        """Whether the files are still those that were read."""
         try:
-            return all(path.stat().st_ctime < self._began for path in self._files)
+            return _states(self._files) == self._states
         except OSError:
             return False
 
 
+def _states(paths: Collection[Path]) -> list[tuple[int, ...]]:
+    """Of the files, and of the links on the way to them: which they are, and when they were written, renamed or linked
+    last, in ns, which nothing sets back."""
+    folders = {path.parent for path in paths}
+    ways = {*paths, *folders, *(above for folder in folders for above in folder.parents)}
+    found = [path.stat() for path in paths] + [way.lstat() for way in sorted(ways) if way.is_symlink()]
+    return [(each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found]
+
+
 @functools.cache
-def _read() -> dict[str, Sources]:
+def _read() -> dict[str, Sources | Unknown]:
     """By package, those of this process."""
     return {}
 
 
 def own_digest() -> str:
     """Of mlxcel and of this backend."""
-    return _digest(" ".join(OWN), (pair for name in OWN for pair in _files(name, "*.py")), OWN)
+    return _known(" ".join(OWN), lambda: _sources({name: list(files_of(name, ".py")) for name in OWN}))
 
 
 def foreign_digest(package: str) -> str:
     """Of a third party's top-level package or module, and of all that it imports but what is found by its version.
     Unknown where it cannot be told by reading."""
-    if package not in _read():
-        found: dict[str, list[tuple[Path, Path]]] = {}
-        waiting = [package]
-        while waiting:
-            name = waiting.pop()
-            if name not in found and name not in _KNOWN:
-                found[name] = list(_files(name, "*"))
-                waiting += sorted({each for _, path in found[name] for each in _imports(path)})
-        pairs = [pair for name in sorted(found) for pair in found[name]]
-        if sum(path.stat().st_size for _, path in pairs) > _MOST_BYTES:
-            raise Unknown(f"the files of {package} are more than {_MOST_BYTES} bytes")
-        return _digest(package, pairs, tuple(found))
-    return _read()[package].digest
+    return _known(package, lambda: _sources(_with_all_imported(package)))
 
 
 def all_unchanged() -> bool:
     """Of everything a digest was made of."""
-    return all(sources.unchanged() for sources in _read().values())
+    return all(each.unchanged() for each in list(_read().values()) if isinstance(each, Sources))
 
 
-def _digest(key: str, files: Iterable[tuple[Path, Path]], packages: tuple[str, ...]) -> str:
-    """Of files that hold all modules that were imported of these packages."""
+def _known(key: str, read: Callable[[], Sources]) -> str:
+    """Looked for once, whether it is found or not: it may take a while."""
     if key not in _read():
-        listed = list(files)
-        beside = _imported(packages) - {path for _, path in listed}
-        if beside:
-            raise Unknown(f"{min(beside)} belongs to no folder of {key}")
-        _read()[key] = Sources.read(listed, process_start() - _CLOSE)
-    return _read()[key].digest
+        try:
+            _read()[key] = read()
+        except Unknown as why:
+            _read()[key] = why
+    found = _read()[key]
+    if isinstance(found, Unknown):
+        raise Unknown(str(found))
+    return found.digest
 
 
-def _imported(packages: tuple[str, ...]) -> set[Path]:
-    ours = [module for name, module in sys.modules.items() if name.partition(".")[0] in packages]
-    return {Path(file) for module in ours if (file := getattr(module, "__file__", None))}
+def _with_all_imported(package: str) -> dict[str, list[tuple[Path, Path]]]:
+    """By package, (folder, file) of each."""
+    found: dict[str, list[tuple[Path, Path]]] = {}
+    waiting, size, text = [package], 0, 0
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in _KNOWN:
+            continue
+        found[name] = list(files_of(name, ""))
+        sizes = [(path.suffix == ".py", path.stat().st_size) for _, path in found[name]]
+        size += sum(each for _, each in sizes)
+        text += sum(each for is_text, each in sizes if is_text)
+        if size > _MOST_BYTES or text > _MOST_TEXT:
+            raise Unknown(f"{package} imports too much to read it all: {size} bytes with {name}")
+        waiting += sorted({each for _, path in found[name] for each in imports_of(path)})
+    if not found.get(package):
+        raise Unknown(f"{package} is in no file")
+    return found
 
 
-def _files(name: str, pattern: str) -> Iterator[tuple[Path, Path]]:
-    """(folder, file) of a package or a module; none of what is not there."""
-    module = sys.modules.get(name)
-    try:
-        spec = None if module is not None else find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    if module is None and spec is None:
-        return
-    folders = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
-    if folders is None:
-        file = getattr(module, "__file__", None) if spec is None else spec.origin
-        if file is None:
-            raise Unknown(f"{name} is in no file")
-        yield Path(file).parent, Path(file)
-        return
-    for folder in map(Path, folders):
-        for path in sorted(folder.rglob(pattern)):
-            if path.is_file() and "__pycache__" not in path.parts:
-                yield folder, path
-
-
-def _imports(path: Path) -> Iterator[str]:
-    """Top-level names that a file imports, wherever in it."""
-    if path.suffix != ".py":
-        return
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError) as error:
-        raise Unknown(f"{path} cannot be read: {error}") from error
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            yield node.module.partition(".")[0]
-        named = getattr(node, "id", None) or getattr(node, "attr", None)
-        if named in _HIDDEN or (isinstance(node, ast.Name) and node.id == "eval"):
-            raise Unknown(f"{path} runs code by {named}")
+def _sources(found: Mapping[str, list[tuple[Path, Path]]]) -> Sources:
+    """Of files that hold all modules that were imported of these packages."""
+    pairs = [pair for name in sorted(found) for pair in found[name]]
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in found]
+    imported = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
+    if beside := imported - {path for _, path in pairs}:
+        raise Unknown(f"{min(beside)} belongs to no folder of {', '.join(found)}")
+    return Sources.read(pairs, process_start() - _CLOSE)
 
 
 def process_start() -> float:
@@ -192,5 +173,5 @@ def versions() -> tuple[str, ...]:
             names = os.listdir(folder or ".")
         except OSError:
             continue
-        found |= {name for name in names if name.endswith(".dist-info") and name.lower().startswith(UNDER_US)}
+        found |= {name for name in names if name.endswith(_TOLD_BY) and name.lower().startswith(UNDER_US)}
     return tuple(sorted(found))
