@@ -211,8 +211,8 @@ def test_a_step_that_hangs_ends_the_process(tmp_path):
                     time.sleep(600)
                 return super().read(handle)
 
-        check_crowds.HANG_SECONDS = 3
-        sizes = attrs.evolve(check_engines.SMALL, many_steps=20_000)
+        check_crowds.HANG_SECONDS = 2
+        sizes = attrs.evolve(check_engines.SMALL, many_steps=20_000, tables=((128, 16),))
         made = test_gpu_check.NumpyEngines(open_engine, witness, Hangs)
         for row in check_crowds.steps(check_engines.Checks(sizes, made)):
             print(row)
