@@ -2,6 +2,7 @@
 damaged."""
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -152,6 +153,8 @@ WORLD = {
     "python": lambda patch: patch.setattr("platform.python_version_tuple", lambda: ("3", "99", "0")),
     "processor": lambda patch: patch.setattr(program_store, "_processor", lambda: ["another"]),
     "sources": lambda patch: patch.setattr(program_store, "own_digest", lambda: "another"),
+    "assertions": lambda patch: patch.setattr(program_store, "_OPTIMISED", 1),
+    "options": lambda patch: patch.setattr(program_store, "_options", lambda: b"another"),
 }
 
 
@@ -160,6 +163,25 @@ def test_another_world_has_other_programs(store, monkeypatch, change):
     name = store.name(turned, *arguments())
     change(monkeypatch)
     assert ProgramStore.of(DEVICE).name(turned, *arguments()) != name
+
+
+OPTIONS = "from mlxcel_jax_cuda.program_store import _options; print(_options().hex())"
+
+
+def test_what_xla_has_read_counts_wherever_it_stood(tmp_path):
+    """XLA_FLAGS may name a file, whose text changes and whose name does not."""
+    flags = tmp_path / "flags"
+
+    def options(text):
+        flags.write_text(text)
+        own = {**os.environ, "XLA_FLAGS": str(flags)}
+        return subprocess.run(
+            [sys.executable, "-c", OPTIONS], capture_output=True, text=True, env=own, check=True
+        ).stdout
+
+    fast = options("--xla_cpu_enable_fast_math=true")
+    assert fast == options("--xla_cpu_enable_fast_math=true")
+    assert fast != options("--xla_cpu_enable_fast_math=false")
 
 
 def test_what_jax_is_told_on_this_thread_counts(store):
@@ -176,9 +198,15 @@ def test_what_changes_no_program_does_not_count(store, monkeypatch, variable):
     assert store.name(turned, *arguments()) == name
 
 
+class Fails:
+    def plainly(self):
+        raise ZeroDivisionError
+
+
 def test_programs_that_cannot_be_told_have_no_name(store):
     (shape,), arrays = arguments()
     assert store.name(turned, (shape, object()), arrays) is None
+    assert store.name(turned, (shape, Fails()), arrays) is None
     assert store.name(lambda: None, (shape,), arrays) is None
 
 
@@ -251,6 +279,35 @@ def test_nothing_is_kept_once_the_sources_have_changed(store, monkeypatch):
     monkeypatch.setattr(program_store, "all_unchanged", lambda: False)
     store.keep(store.name(turned, *arguments()), compiled())
     assert list(store.folder.iterdir()) == []
+
+
+class Refused:
+    """What a file system that takes no changes does."""
+
+    def __call__(self, *args, **given):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+
+def test_programs_are_found_where_nothing_can_be_written(store, monkeypatch, caplog):
+    """With one warning once one would be kept; and what is damaged there stays."""
+    name = store.name(turned, *arguments())
+    store.keep(name, compiled())
+    abandoned = store.folder / "old.begun"
+    abandoned.write_bytes(b"")
+    os.utime(abandoned, (0, 0))
+    for call in ("utime", "unlink", "replace", "chmod"):
+        monkeypatch.setattr(os, call, Refused())
+    monkeypatch.setattr("tempfile.mkstemp", Refused())
+    with caplog.at_level(logging.WARNING, "mlxcel"):
+        store = ProgramStore.of(DEVICE)
+        assert ran(store.load(name)) == ran(compiled())
+        assert caplog.text == ""
+        for _ in range(2):
+            store.keep("0" * 64, compiled())
+    assert caplog.text.count("programs are not kept") == 1
+    assert "Read-only file system" in caplog.text
+    (store.folder / f"{'0' * 64}.program").write_bytes(b"damaged")
+    assert store.load("0" * 64) is None
 
 
 def test_many_writers_leave_one_whole_program(store):

@@ -12,21 +12,24 @@ import logging
 import os
 import pickle
 import platform
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import jax
 from jaxlib.version import __version__ as jaxlib_version
+from jaxlib.xla_client import CompileOptions
 
 from mlxcel.config import compiling_variables
 from mlxcel_jax_cuda import driver
 from mlxcel_jax_cuda.compile_cache import make_private, program_folder
-from mlxcel_jax_cuda.fingerprint import NotPlain, fingerprint, function_name
+from mlxcel_jax_cuda.fingerprint import fingerprint, function_name
 from mlxcel_jax_cuda.package_files import Unknown
 from mlxcel_jax_cuda.sources import all_unchanged, own_digest, versions
 
@@ -38,6 +41,7 @@ _BEGINS: Final = b"mlxcel program 1\n"
 _SUFFIX: Final = ".program"
 _ABANDONED: Final = 3600.0
 """Seconds after which a file that somebody began to write belongs to nobody, and a refusal is asked for again."""
+_OPTIMISED: Final = sys.flags.optimize
 _OF_CACHES: Final = ("compilation_cache", "persistent_cache")
 
 
@@ -78,8 +82,8 @@ class ProgramStore:
             told = [fingerprint((function_name(function), _settings()))]
             told += [self._of_static(static) for static in statics]
             told.append(fingerprint(list(_kinds(arrays))))
-        except NotPlain as error:
-            log.debug("%r is not kept: %s", function, error)
+        except Exception as error:  # NotPlain, or whatever a third party's object raises
+            log.debug("%r is not kept: %s: %s", function, type(error).__name__, error)
             return None
         return hashlib.sha256(fingerprint([self._facts, *told])).hexdigest()
 
@@ -96,9 +100,10 @@ class ProgramStore:
         path = self._path(name)
         try:
             data = path.read_bytes()
-            os.utime(path)
         except OSError:
             return None
+        with suppress(OSError):  # in a folder that takes no changes
+            os.utime(path)
         begins = _begins(name, data[len(_begins(name, b"")) :])
         try:
             if not data.startswith(begins):
@@ -112,7 +117,8 @@ class ProgramStore:
             self._loaded = True
             return loaded
         except Exception as error:
-            self._tell(error)
+            words = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._tell("a compiled program in %s is damaged, and made again: %s", self.folder, words)
             self.remove(name)
             return None
 
@@ -135,7 +141,7 @@ class ProgramStore:
             elif not self._loaded:
                 self._refusal.touch(0o600)
         except OSError as error:
-            log.debug("a program is not kept: %s", error)
+            self._tell("programs are not kept: %s: %s", self.folder, error.strerror or error)
 
     @property
     def _refusal(self) -> Path:
@@ -154,17 +160,16 @@ class ProgramStore:
             raise
 
     def remove(self, name: str) -> None:
-        self._path(name).unlink(missing_ok=True)
+        _unlink(self._path(name))
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}{_SUFFIX}"
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, words: str, *about: object) -> None:
+        """Once, of all that may befall programs: it seldom befalls one alone."""
         with self._lock:
             first, self._told = not self._told, True
-        words = f"{type(error).__name__}: {error}".partition("\n")[0]
-        level = logging.WARNING if first else logging.DEBUG
-        log.log(level, "a compiled program in %s is damaged, and made again: %s", self.folder, words)
+        log.log(logging.WARNING if first else logging.DEBUG, words, *about)
 
 
 def _begins(name: str, data: bytes) -> bytes:
@@ -175,7 +180,8 @@ def _begins(name: str, data: bytes) -> bytes:
 def _facts(device: jax.Device) -> list[Any]:
     """Beside its arguments: what makes a program, and what it is made for."""
     client: Any = device.client
-    made_by = [jax.__version__, jaxlib_version, *versions(), *platform.python_version_tuple(), own_digest()]
+    python = [*platform.python_version_tuple(), _OPTIMISED]
+    made_by = [jax.__version__, jaxlib_version, *versions(), *python, own_digest(), _options()]
     facts = [
         device.platform,
         device.device_kind,
@@ -197,6 +203,14 @@ def _processor() -> list[str]:
         first = []
     told = ("model", "flags", "vendor", "cpu family", "stepping", "Features", "CPU")
     return [platform.machine(), str(os.cpu_count()), *(line for line in first if line.startswith(told))]
+
+
+def _options() -> bytes:
+    """What XLA is told where nobody says otherwise, as it has read that: once in a process, from a variable or from the
+    file that the variable names."""
+    options = CompileOptions()
+    _ = options.executable_build_options.debug_options  # is read here
+    return bytes(options.SerializeAsString())
 
 
 def _settings() -> dict[str, Any]:
@@ -225,7 +239,7 @@ def _remove_old(folder: Path) -> None:
         if path.suffix == _SUFFIX:
             found.append((stat.st_mtime, stat.st_size, path))
         elif stat.st_mtime < time.time() - _ABANDONED:
-            path.unlink(missing_ok=True)
+            _unlink(path)
     _remove_beyond(found, LIMIT)
 
 
@@ -234,4 +248,10 @@ def _remove_beyond(found: Iterable[tuple[float, int, Path]], limit: int) -> None
     for _, size, path in sorted(found, reverse=True):
         total += size
         if total > limit:
-            path.unlink(missing_ok=True)
+            _unlink(path)
+
+
+def _unlink(path: Path) -> None:
+    """Where that cannot be, it is met again by the next start."""
+    with suppress(OSError):
+        path.unlink()
