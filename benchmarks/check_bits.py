@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from check_engines import Checks, Rows, not_invariant
 from random_engines import Bench, Setup
-from witness import DigestSampler, Seen, alone, difference, seen
+from witness import DigestSampler, Seen, alone, decode, difference, seen
 
 from mlxcel.core.plan import Decode
 
@@ -173,7 +173,7 @@ def beside(
     row = bench.begin(ids, chunk=chunk)
     rows = [*rows, row, *(bench.begin(other) for other in others[before:])]
     if ahead:
-        bench.decode(rows, steps)
+        decode(bench, rows, steps)
     else:
         for _ in range(steps):
             bench.engine.step(rows)
@@ -186,7 +186,7 @@ def beside(
 def preempted(bench: Bench, ids: np.ndarray, steps: int) -> Seen:
     """Half the steps, then without its KV: the prompt by its pieces, and what was said by decodes."""
     row = bench.begin(ids)
-    bench.decode([row], steps // 2)
+    decode(bench, [row], steps // 2)
     bench.engine.preempt(row)
     bench.engine.prefill(row, bench.plan(ids, draw=False))
     while len(bench.engine.view(row).output) <= steps:
@@ -199,11 +199,11 @@ def preempted(bench: Bench, ids: np.ndarray, steps: int) -> Seen:
 def recomputed(bench: Bench, ids: np.ndarray, steps: int, chunk: int) -> Seen:
     """The same, with what was said by pieces too."""
     row = bench.begin(ids, chunk=chunk)
-    bench.decode([row], steps // 2)
+    decode(bench, [row], steps // 2)
     known = [*ids, *bench.engine.view(row).output[:-1]]
     bench.engine.preempt(row)
     bench.engine.prefill(row, bench.plan(known, draw=False, chunk=chunk))
-    bench.decode([row], steps - steps // 2)
+    decode(bench, [row], steps - steps // 2)
     return seen(bench, row)
 
 
@@ -216,7 +216,7 @@ def hit(bench: Bench, ids: np.ndarray, steps: int, chunk: int) -> Seen:
     length = (len(ids) - 1) // chunk * chunk
     row = engine.adopt(bench.spec(ids), prefix, length)
     engine.prefill(row, bench.plan(ids, length, chunk=chunk))
-    bench.decode([row], steps)
+    decode(bench, [row], steps)
     found = seen(bench, row)
     engine.release(prefix)
     bench.backend.kept.clear()
@@ -265,7 +265,7 @@ def _batches(bench: Bench, most: int) -> Rows:
             watched = rng.permutation(len(lone))[:count]
             others = len(lone) + rng.permutation(most - len(lone))[: count - len(watched)]
             chosen = rng.permutation([*watched, *others]).tolist()
-            bench.decode([rows[place] for place in chosen], 1)
+            decode(bench, [rows[place] for place in chosen], 1)
             for (row, position), logits in bench.backend.kept.items():
                 place = places[row]
                 if place < len(lone):

@@ -32,7 +32,7 @@ from typing import Any, Final
 import numpy as np
 from check_engines import Checks, Rows, Sizes
 from random_engines import Bench, Setup, open_engine
-from witness import Seen, Witness, WitnessSampler, alone
+from witness import Seen, Witness, WitnessSampler, alone, decode
 
 from mlxcel.config import set_variables
 from mlxcel_reference_numpy.backend import NumpyBackend
@@ -147,7 +147,7 @@ def golden(checks: Checks) -> Rows:
     checkpoint = GgufCheckpoint(checks.gguf)
     bench = checks.engines(setup, checks.sizes.rows[:1], checks.sizes.tokens[:1], checkpoint=checkpoint)
     rows = [bench.begin(case["prompt_ids"]) for case in cases]
-    bench.decode(rows, max(len(case["greedy_ids"]) for case in cases) - 1)
+    decode(bench, rows, max(len(case["greedy_ids"]) for case in cases) - 1)
     for case, row in zip(cases, rows, strict=True):
         wanted, gaps = case["greedy_ids"], case["top2_gap"]
         ids = bench.engine.view(row).output

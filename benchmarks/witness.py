@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from random_engines import Bench, GreedySampler
 
-from mlxcel.core.plan import SamplingArrays
+from mlxcel.core.plan import Decode, SamplingArrays, Ticket
 from mlxcel.core.sampling import Carry, Drawn
 from mlxcel.plugins.sampling.chain import ChainSampler
 
@@ -144,7 +144,23 @@ def seen(bench: Bench, row: int) -> Seen:
     logits = np.stack([kept.pop((row, position)) for position in positions])
     ids = tuple(bench.engine.view(row).output)
     bench.engine.close(row)
+    if len(logits) < len(ids):
+        raise RuntimeError(f"{len(ids)} tokens and the logits of {len(logits)}: steps of a run bring none")
     return Seen(ids, logits[: len(ids)])
+
+
+def decode(bench: Bench, rows: Sequence[int], steps: int) -> None:
+    """`steps` steps over these rows, one of them ahead. Never runs of steps, which bring no logits."""
+    engine, parts = bench.engine, [Decode(row) for row in rows]
+    in_flight: list[Ticket] = []
+    for step in range(steps + 1):
+        if step < steps:
+            engine.reserve(parts)
+            in_flight.append(engine.submit(parts))
+        if step:
+            for outcome in engine.collect(in_flight.pop(0)):
+                if outcome.error is not None:
+                    raise outcome.error
 
 
 def alone(
@@ -153,7 +169,7 @@ def alone(
     """A lone row: its first token and `steps` more."""
     row = bench.begin(ids, chunk=chunk, **params)
     if steps:
-        bench.decode([row], steps)
+        decode(bench, [row], steps)
     return seen(bench, row)
 
 
@@ -164,6 +180,8 @@ def difference(one: Seen, other: Seen) -> str:
     if one.ids != other.ids:
         step = next(n for n, (a, b) in enumerate(zip(one.ids, other.ids, strict=True)) if a != b)
         return f"ids differ from step {step} on"
+    if one.logits.shape != other.logits.shape:
+        return f"{len(one.logits)} and {len(other.logits)} logits"
     unequal = one.logits.view(np.int32) != other.logits.view(np.int32)
     if not unequal.any():
         return ""

@@ -163,6 +163,10 @@ def test_a_planted_mistake_is_seen(found, section, mistake, seen):
     assert set(ways) >= seen
 
 
+def test_nothing_that_is_compared_by_logits_goes_by_runs(found):
+    assert not wrong(found("check_bits", "widths", RunsOfOnePosition))
+
+
 @pytest.mark.parametrize(("section", "way"), [("r2", "one of 8, 4 steps at a time"), ("steps", "8 pages a row")])
 def test_runs_of_steps_are_compared_by_tokens_that_follow_from_bits(found, section, way):
     rows = [row for row in found(SECTIONS[section], section, InRuns) if row["way"] == way]
