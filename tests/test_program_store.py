@@ -30,6 +30,7 @@ from mlxcel_jax_cuda import program_store, sources
 from mlxcel_jax_cuda import programs as closed_set
 from mlxcel_jax_cuda.backend import JaxBackend
 from mlxcel_jax_cuda.compile_cache import unasked
+from mlxcel_jax_cuda.executables import Executables
 from mlxcel_jax_cuda.launch import Shape
 from mlxcel_jax_cuda.program_store import ProgramStore
 
@@ -462,6 +463,20 @@ class Broken:
 
     def keep(self, name, compiled):
         assert name in self.removed
+
+
+def test_a_program_that_fails_does_not_take_others_with_it(store):
+    """On demand: one that has run is known to."""
+    executables, (statics, arrays) = Executables(store), arguments()
+    good, bad = (store.name(turned, statics, given) for given in (arrays, (arrays,)))
+    for name in (good, bad):
+        store.keep(name, compiled())
+    executables.call(turned, (*statics, *arrays))
+    with pytest.raises(TypeError):  # it takes no tuple of both
+        Executables(store).call(turned, (*statics, arguments()[1]))
+    assert store.load(bad) is None
+    assert store.load(good) is not None
+    assert not executables.doubt()
 
 
 @pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])

@@ -361,7 +361,6 @@ class JaxBackend:
     def _fault(self, error: Exception, *, ran: bool = False) -> BackendFault:
         """What a step ends with. What was donated to a launch that failed is gone, and is made anew."""
         running = self._started()
-        running.executables.doubt()
         lost = ran or any(array.is_deleted() for array in (*running.kv, *running.last))
         if lost:
             running.kv, running.last = self._zeros(running.model)

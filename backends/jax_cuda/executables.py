@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
+import jax
 
 from mlxcel_jax_cuda.compile_ahead import Program, compile_together, load_together, parts
 from mlxcel_jax_cuda.compile_cache import unasked
@@ -26,15 +27,13 @@ class Executables:
     _store: ProgramStore | None = None
     _ready: dict[_Key, Callable[..., Any]] = attrs.field(factory=dict)
     _unproven: dict[_Key, str] = attrs.field(factory=dict)
-    """Programs that were loaded and did not run yet, with what they are kept as."""
+    """Programs that were loaded ahead and did not run yet, with what they are kept as."""
 
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """`function(*arguments)`, by its program."""
         statics, arrays = parts(arguments)
         ready = self._ready.get((function, statics))
-        if ready is None:
-            ready = self._ready[function, statics] = self._on_demand(function, arguments)
-        return ready(*arrays)
+        return self._call_first(function, arguments) if ready is None else ready(*arrays)
 
     def make(self, programs: Iterable[Program], done: Callable[[int], None]) -> None:
         """All of them, ahead; `done` hears how many there are."""
@@ -58,8 +57,8 @@ class Executables:
         self._unproven.clear()
 
     def doubt(self) -> bool:
-        """Something failed: what was loaded and did not run yet is forgotten, and made anew when it is called. Whether
-        there was any."""
+        """Something failed: what was loaded ahead and did not run yet is forgotten, and made anew. Whether there was
+        any."""
         doubted = bool(self._unproven)
         for key, kept_as in self._unproven.items():
             del self._ready[key]
@@ -68,20 +67,29 @@ class Executables:
         self._unproven.clear()
         return doubted
 
-    def _on_demand(self, function: Any, arguments: tuple[Any, ...]) -> Any:
-        statics, _ = parts(arguments)
+    def _call_first(self, function: Any, arguments: tuple[Any, ...]) -> Any:
+        """With a program that was not made ahead. One that is loaded and does not run is made anew the next time."""
+        statics, arrays = parts(arguments)
         kept_as = self._kept_as(function, arguments)
+        ready: Callable[..., Any]
         if self._store is None or kept_as is None:
-            return functools.partial(function, *statics)
-        found = self._store.load(kept_as)
-        log.info("program %s: %s on demand", function.__qualname__, "compiled" if found is None else "loaded")
-        if found is not None:
-            self._unproven[function, statics] = kept_as
-            return found
-        with unasked():
-            compiled = function.lower(*arguments).compile()
-        self._store.keep(kept_as, compiled)
-        return compiled
+            ready = functools.partial(function, *statics)
+        elif found := self._store.load(kept_as):
+            log.info("program %s: loaded on demand", function.__qualname__)
+            try:
+                given = jax.block_until_ready(found(*arrays))  # type: ignore[no-untyped-call]
+            except Exception:
+                self._store.remove(kept_as)
+                raise
+            self._ready[function, statics] = found
+            return given
+        else:
+            log.info("program %s: compiled on demand", function.__qualname__)
+            with unasked():
+                ready = function.lower(*arguments).compile()
+            self._store.keep(kept_as, ready)
+        self._ready[function, statics] = ready
+        return ready(*arrays)
 
     def _compile(self, programs: Sequence[Program], done: Callable[[int], None]) -> None:
         """Programs that are all kept, or all not."""
