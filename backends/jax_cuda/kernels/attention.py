@@ -6,7 +6,7 @@ values. A row's partials are merged in index order, one after the other: with M 
 total = total * 2**(m - M) + total' * 2**(m' - M), and the values alike. A block without a visible key changes nothing.
 
 Scores are kept in base 2. Contraction of a product and a sum is allowed in Mosaic, so that every expression here is
-written to have only one that can be contracted.
+written to have only one that can be contracted (`rounding`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import attrs
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
+from mlxcel_jax_cuda.kernels.rounding import add_scaled
 
 BLOCK = 256
 """Keys of a partial."""
@@ -88,12 +88,6 @@ def factors(m: jax.Array, greatest: jax.Array) -> tuple[jax.Array, jax.Array, ja
     """The merged maximum, and what both sides are multiplied with."""
     merged = jnp.maximum(m, greatest)
     return merged, jnp.exp2(m - merged), jnp.exp2(greatest - merged)
-
-
-def add_scaled(kept: jax.Array, by: jax.Array, added: jax.Array, by_added: jax.Array) -> jax.Array:
-    """kept * by + added * by_added; the second product is rounded, the first is contracted with the sum."""
-    rounded: jax.Array = lax.optimization_barrier(added * by_added)  # type: ignore[no-untyped-call]
-    return kept * by + rounded
 
 
 def merge(old: Partial, new: Partial, spread: Callable[[jax.Array], jax.Array]) -> Partial:

@@ -21,6 +21,7 @@ from mlxcel_jax_cuda.kernels import attention
 from mlxcel_jax_cuda.kernels.attention import BLOCK, FAST, HALF, MASKED, SLOT, Scoring, check_pages
 from mlxcel_jax_cuda.kernels.layers import check_layers, layer_operand
 from mlxcel_jax_cuda.kernels.mosaic import SMS, TILED, WGMMA, along, plgpu, shaped
+from mlxcel_jax_cuda.kernels.rounding import add_scaled
 
 TOKENS = 64
 """Tokens of a warpgroup's tile."""
@@ -338,11 +339,11 @@ def _attend(
                         plgpu.barrier_wait(full.at[slot_of(base, i)])
                     await_turn()
                     merged_m, by, by_added = attention.factors(merged_m, m)
-                    merged_total = attention.add_scaled(merged_total, by, total, by_added)
+                    merged_total = add_scaled(merged_total, by, total, by_added)
                     for i in range(d // HALF):  # by parts of d: few registers at a time
                         columns = pl.ds(i * HALF, HALF)
                         part = pl.run_scoped(functools.partial(weigh, columns=columns), part_sums)
-                        values[i] = attention.add_scaled(values[i], spread(by), part, spread(by_added))
+                        values[i] = add_scaled(values[i], spread(by), part, spread(by_added))
                     for i in range(BLOCK // SLOT, block_slots):
                         plgpu.barrier_arrive(empty.at[slot_of(base, i)])
                     return base + block_slots, merged_m, merged_total, *values

@@ -24,6 +24,7 @@ from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work
 from mlxcel_jax_cuda.kernels.persistent_watch import Watch
 from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens, put_newest
+from mlxcel_jax_cuda.kernels.rounding import add_scaled
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -40,9 +41,9 @@ _spread = functools.partial(across, columns=COLUMNS)
 
 def _merge(old: Partial, new: Partial) -> Partial:
     m, by, by_added = attention.factors(old[0], new[0])
-    total = attention.add_scaled(old[1], by, new[1], by_added)
+    total = add_scaled(old[1], by, new[1], by_added)
     by, by_added = _spread(by), _spread(by_added)
-    return m, total, [attention.add_scaled(a, by, b, by_added) for a, b in zip(old[2], new[2], strict=True)]
+    return m, total, [add_scaled(a, by, b, by_added) for a, b in zip(old[2], new[2], strict=True)]
 
 
 @attrs.frozen

@@ -20,6 +20,7 @@ from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
 from mlxcel_jax_cuda.kernels.persistent_watch import PHASES, Watch
 from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens
+from mlxcel_jax_cuda.kernels.rounding import add_scaled, rounded, turned
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -241,7 +242,7 @@ class Ends:
         def end(sums: Sums, item: Any, gain: Any, more: Sums) -> None:
             rows, new = pl.ds(item * TILE, TILE), more[0] + sums[0]
             store_tokens(to.scaled.at[here, :, rows], new * along(gain, COLUMNS))
-            store(to.squares.at[here, item], jnp.sum(new * new, axis=0))
+            store(to.squares.at[here, item], jnp.sum(rounded(new * new), axis=0))
             store(to.x.at[here, rows], new)
             forget_tokens(to.scaled.at[before, :, rows])
             forget_squares(to.squares.at[before, item])
@@ -283,13 +284,14 @@ class Ends:
         def end(sums: Sums, item: Any, ready: Any, _more: Sums) -> None:
             (first, second), (biases, gains, cos, sin) = sums, ready
             if biases is not None:
-                first, second = first + along(biases[0], COLUMNS), second + along(biases[1], COLUMNS)
-            turned = item * step.together < step.heads + step.kv_heads  # else it is v
+                first, second = (rounded(x) + along(bias, COLUMNS) for x, bias in zip(sums, biases, strict=True))
+            turns = item * step.together < step.heads + step.kv_heads  # else it is v
             a, b = first, second
             if gains is not None:  # one head an item, so a column's sum of squares is that head's
-                scale = across(lax.rsqrt(jnp.sum(a * a + b * b, axis=0) / step.head_dim + step.eps), COLUMNS)
+                scale = across(lax.rsqrt(jnp.sum(add_scaled(a, a, b, b), axis=0) / step.head_dim + step.eps), COLUMNS)
                 a, b = a * scale * along(gains[0], COLUMNS), b * scale * along(gains[1], COLUMNS)
-            first, second = jnp.where(turned, a * cos - b * sin, first), jnp.where(turned, b * cos + a * sin, second)
+            made = turned(a, b, cos, sin)
+            first, second = (jnp.where(turns, x, y) for x, y in zip(made, (first, second), strict=True))
             halves = [plgpu.layout_cast(x.astype(jnp.bfloat16), TRANSPOSED) for x in (first, second)]
             for half, values in enumerate(halves):
                 store(self.heads_made.at[here, item, half].T, values)

@@ -30,6 +30,7 @@ from mlxcel_jax_cuda.kernels.mosaic import (
     store,
     store_tokens,
 )
+from mlxcel_jax_cuda.kernels.rounding import add_scaled, rounded, turned
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -155,7 +156,7 @@ class Residual(_Plain):
         new = old + total
         store(out[0].at[rows], new)
         store_tokens(out[1].at[:, rows], new * along(gain, new.shape[1]))
-        store(out[2].at[item], added_rows(new * new, *scratch))
+        store(out[2].at[item], added_rows(rounded(new * new), *scratch))
 
 
 @attrs.frozen
@@ -233,13 +234,15 @@ class Heads:
         (first, second), (biases, gains, cos, sin) = sums, ready
         columns, together = first.shape[1], self.together
         if biases is not None:
-            first, second = first + along(biases[0], columns), second + along(biases[1], columns)
-        turned = item * together < self.heads + self.kv_heads  # else it is v
+            first, second = (rounded(x) + along(bias, columns) for x, bias in zip(sums, biases, strict=True))
+        turns = item * together < self.heads + self.kv_heads  # else it is v
         a, b = first, second
         if gains is not None:  # one head an item, so a column's sum of squares is that head's
-            scale = across(lax.rsqrt(added_rows(a * a + b * b, *scratch[1:]) / self.head_dim + self.eps), columns)
+            scale = across(
+                lax.rsqrt(added_rows(add_scaled(a, a, b, b), *scratch[1:]) / self.head_dim + self.eps), columns
+            )
             a, b = a * scale * along(gains[0], columns), b * scale * along(gains[1], columns)
-        first, second = jnp.where(turned, a * cos - b * sin, first), jnp.where(turned, b * cos + a * sin, second)
+        first, second = (jnp.where(turns, x, y) for x, y in zip(turned(a, b, cos, sin), (first, second), strict=True))
         staged = scratch[0]
         for half, value in enumerate((first, second)):
             values = plgpu.layout_cast(value.astype(jnp.bfloat16), TRANSPOSED)
