@@ -50,7 +50,7 @@ class Executables:
         there = len(named) - len(kept) - len(others)
         self._compile(kept, lambda count: done(there + count))
         self._compile(others, lambda count: done(there + len(kept) + count))
-        log.info("programs: %d loaded, %d compiled", there, len(kept) + len(others))
+        log.info("programs: %d loaded, %d compiled, %d left to JAX's own cache", there, len(kept), len(others))
 
     def proven(self) -> None:
         """Every program that is there has run."""
