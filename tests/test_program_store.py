@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compute_on import compute_on
+from jax.experimental.xla_metadata import set_xla_metadata
 from real_engine import real_engine
 from test_standard_block import SMALL
 
@@ -185,9 +187,23 @@ def test_what_xla_has_read_counts_wherever_it_stood(tmp_path):
     assert fast != options("--xla_cpu_enable_fast_math=false")
 
 
-def test_what_jax_is_told_on_this_thread_counts(store):
+def test_no_programs_are_kept_where_jax_does_not_say_what_xla_has_read(store, monkeypatch):
+    monkeypatch.delattr("jaxlib.xla_client.CompileOptions")
+    assert ProgramStore.of(DEVICE) is None
+
+
+AROUND = {
+    "precision": lambda: jax.default_matmul_precision("highest"),
+    "mesh": lambda: jax.set_mesh(jax.make_mesh((1,), ("x",), devices=[DEVICE])),
+    "metadata": lambda: set_xla_metadata(something=1),
+    "place": lambda: compute_on("device_host"),
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_what_jax_is_told_on_this_thread_counts(store, around):
     name = store.name(turned, *arguments())
-    with jax.default_matmul_precision("highest"):
+    with around():
         assert store.name(turned, *arguments()) != name
     assert store.name(turned, *arguments()) == name
 

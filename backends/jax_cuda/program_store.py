@@ -24,7 +24,6 @@ from typing import Any, Final
 import attrs
 import jax
 from jaxlib.version import __version__ as jaxlib_version
-from jaxlib.xla_client import CompileOptions
 
 from mlxcel.config import compiling_variables
 from mlxcel_jax_cuda import driver
@@ -207,16 +206,25 @@ def _processor() -> list[str]:
 
 def _options() -> bytes:
     """What XLA is told where nobody says otherwise, as it has read that: once in a process, from a variable or from the
-    file that the variable names."""
-    options = CompileOptions()
-    _ = options.executable_build_options.debug_options  # is read here
-    return bytes(options.SerializeAsString())
+    file that the variable names. Unknown in a version without the calls for it."""
+    try:
+        from jaxlib.xla_client import CompileOptions
+
+        options = CompileOptions()
+        _ = options.executable_build_options.debug_options  # is read here
+        return bytes(options.SerializeAsString())
+    except (ImportError, AttributeError) as error:
+        raise Unknown(f"this version of JAX does not say what XLA was told: {error}") from error
 
 
 def _settings() -> dict[str, Any]:
     """What JAX and XLA were told, on this thread too, but for where they keep things."""
+    from jax._src.config import trace_context
+
     told = {name: value for name, value in jax.config.values.items() if not any(word in name for word in _OF_CACHES)}
-    return {"config": repr(sorted(told.items())), "variables": compiling_variables()}
+    # Meshes, metadata and places that a `with` gives. The one object without words is the names of axes, inside vmap.
+    around = [words for words in map(repr, trace_context()) if " at 0x" not in words]
+    return {"config": repr(sorted(told.items())), "around": around, "variables": compiling_variables()}
 
 
 def _kinds(arrays: tuple[Any, ...]) -> Iterator[Any]:
