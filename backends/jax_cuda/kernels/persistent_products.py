@@ -242,7 +242,7 @@ class Ends:
         def end(sums: Sums, item: Any, gain: Any, more: Sums) -> None:
             rows, new = pl.ds(item * TILE, TILE), more[0] + sums[0]
             store_tokens(to.scaled.at[here, :, rows], new * along(gain, COLUMNS))
-            store(to.squares.at[here, item], jnp.sum(rounded(new * new), axis=0))
+            store(to.squares.at[here, item], jnp.sum(new * new, axis=0))
             store(to.x.at[here, rows], new)
             forget_tokens(to.scaled.at[before, :, rows])
             forget_squares(to.squares.at[before, item])

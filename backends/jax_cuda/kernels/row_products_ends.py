@@ -156,7 +156,7 @@ class Residual(_Plain):
         new = old + total
         store(out[0].at[rows], new)
         store_tokens(out[1].at[:, rows], new * along(gain, new.shape[1]))
-        store(out[2].at[item], added_rows(rounded(new * new), *scratch))
+        store(out[2].at[item], added_rows(new * new, *scratch))
 
 
 @attrs.frozen
