@@ -28,7 +28,7 @@ from mlxcel.errors import BackendFault, BatchShapeError
 from mlxcel.plugins.families.llama import Llama
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.random_checkpoint import random_checkpoint
-from mlxcel_jax_cuda import program_store, sources
+from mlxcel_jax_cuda import program_facts, program_store, sources
 from mlxcel_jax_cuda import programs as closed_set
 from mlxcel_jax_cuda.backend import JaxBackend
 from mlxcel_jax_cuda.compile_cache import unasked
@@ -151,13 +151,13 @@ WORLD = {
     "variable": lambda patch: patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
     "other variable": lambda patch: patch.setenv("JAX_DEFAULT_MATMUL_PRECISION", "highest"),
     "jax": lambda patch: patch.setattr(jax, "__version__", "0.0.1"),
-    "jaxlib": lambda patch: patch.setattr(program_store, "jaxlib_version", "0.0.1"),
-    "distribution": lambda patch: patch.setattr(program_store, "versions", lambda: ("numpy-1.0.dist-info",)),
+    "jaxlib": lambda patch: patch.setattr(program_facts, "jaxlib_version", "0.0.1"),
+    "distribution": lambda patch: patch.setattr(program_facts, "versions", lambda: ("numpy-1.0.dist-info",)),
     "python": lambda patch: patch.setattr("platform.python_version_tuple", lambda: ("3", "99", "0")),
-    "processor": lambda patch: patch.setattr(program_store, "_processor", lambda: ["another"]),
-    "sources": lambda patch: patch.setattr(program_store, "own_digest", lambda: "another"),
-    "assertions": lambda patch: patch.setattr(program_store, "_OPTIMISED", 1),
-    "options": lambda patch: patch.setattr(program_store, "_options", lambda: b"another"),
+    "processor": lambda patch: patch.setattr(program_facts, "_processor", lambda: ["another"]),
+    "sources": lambda patch: patch.setattr(program_facts, "own_digest", lambda: "another"),
+    "assertions": lambda patch: patch.setattr(program_facts, "_OPTIMISED", 1),
+    "options": lambda patch: patch.setattr(program_facts, "_options", lambda: b"another"),
 }
 
 
@@ -168,7 +168,7 @@ def test_another_world_has_other_programs(store, monkeypatch, change):
     assert ProgramStore.of(DEVICE).name(turned, *arguments()) != name
 
 
-OPTIONS = "from mlxcel_jax_cuda.program_store import _options; print(_options().hex())"
+OPTIONS = "from mlxcel_jax_cuda.program_facts import _options; print(_options().hex())"
 
 
 def test_what_xla_has_read_counts_wherever_it_stood(tmp_path):
@@ -410,11 +410,11 @@ prepare(BackendSettings("cpu", None, Path(sys.argv[1])))
 from jax import monitoring
 import pytest
 from test_program_store import few_programs, tokens_of
-from mlxcel_jax_cuda import program_store
+from mlxcel_jax_cuda import program_facts
 from mlxcel_jax_cuda.backend import JaxBackend
 logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
 few_programs(pytest.MonkeyPatch())
-program_store.own_digest = lambda: "those of a release"  # these may be worked on meanwhile
+program_facts.own_digest = lambda: "those of a release"  # these may be worked on meanwhile
 heard = []
 monitoring.register_event_duration_secs_listener(lambda event, seconds, **more: heard.append(event))
 

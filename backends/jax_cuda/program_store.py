@@ -11,26 +11,22 @@ import hashlib
 import logging
 import os
 import pickle
-import platform
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import jax
-from jaxlib.version import __version__ as jaxlib_version
 
-from mlxcel.config import compiling_variables
-from mlxcel_jax_cuda import driver
 from mlxcel_jax_cuda.compile_cache import make_private, program_folder
 from mlxcel_jax_cuda.fingerprint import fingerprint, function_name
 from mlxcel_jax_cuda.package_files import Unknown
-from mlxcel_jax_cuda.sources import all_unchanged, own_digest, versions
+from mlxcel_jax_cuda.program_facts import facts_of, kinds, settings
+from mlxcel_jax_cuda.sources import all_unchanged
 
 log = logging.getLogger("mlxcel.jax")
 
@@ -40,8 +36,6 @@ _BEGINS: Final = b"mlxcel program 1\n"
 _SUFFIX: Final = ".program"
 _ABANDONED: Final = 3600.0
 """Seconds after which a file that somebody began to write belongs to nobody, and a refusal is asked for again."""
-_OPTIMISED: Final = sys.flags.optimize
-_OF_CACHES: Final = ("compilation_cache", "persistent_cache")
 
 
 @attrs.define(eq=False)
@@ -65,7 +59,7 @@ class ProgramStore:
         try:
             make_private(folder)
             _remove_old(folder)
-            store = cls(folder, device, fingerprint(_facts(device)))
+            store = cls(folder, device, fingerprint(facts_of(device)))
             if not store._refusal.exists():
                 return store
             log.debug("programs are not kept: JAX refused one")
@@ -78,9 +72,9 @@ class ProgramStore:
     def name(self, function: Any, statics: tuple[Any, ...], arrays: tuple[Any, ...]) -> str | None:
         """What a jitted function with such arguments is kept under; None where that cannot be told."""
         try:
-            told = [fingerprint((function_name(function), _settings()))]
+            told = [fingerprint((function_name(function), settings()))]
             told += [self._of_static(static) for static in statics]
-            told.append(fingerprint(list(_kinds(arrays))))
+            told.append(fingerprint(list(kinds(arrays))))
         except Exception as error:  # NotPlain, or whatever a third party's object raises
             log.debug("%r is not kept: %s: %s", function, type(error).__name__, error)
             return None
@@ -174,66 +168,6 @@ class ProgramStore:
 def _begins(name: str, data: bytes) -> bytes:
     """What stands before the data of a program."""
     return _BEGINS + name.encode() + hashlib.sha256(data).digest()
-
-
-def _facts(device: jax.Device) -> list[Any]:
-    """Beside its arguments: what makes a program, and what it is made for."""
-    client: Any = device.client
-    python = [*platform.python_version_tuple(), _OPTIMISED]
-    made_by = [jax.__version__, jaxlib_version, *versions(), *python, own_digest(), _options()]
-    facts = [
-        device.platform,
-        device.device_kind,
-        device.id,
-        client.platform_version,
-        str(getattr(device, "compute_capability", "")),
-        int(getattr(device, "core_count", 0)),
-    ]
-    if device.platform == "cpu":
-        return [made_by, facts, _processor()]
-    return [made_by, facts, driver.cuda_version(), driver.driver_version()]
-
-
-def _processor() -> list[str]:
-    """XLA:CPU compiles for the very processor: its name and what it can do, of the first core."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        first = []
-    told = ("model", "flags", "vendor", "cpu family", "stepping", "Features", "CPU")
-    return [platform.machine(), str(os.cpu_count()), *(line for line in first if line.startswith(told))]
-
-
-def _options() -> bytes:
-    """What XLA is told where nobody says otherwise, as it has read that: once in a process, from a variable or from the
-    file that the variable names. Unknown in a version without the calls for it."""
-    try:
-        from jaxlib.xla_client import CompileOptions
-
-        options = CompileOptions()
-        _ = options.executable_build_options.debug_options  # is read here
-        return bytes(options.SerializeAsString())
-    except (ImportError, AttributeError) as error:
-        raise Unknown(f"this version of JAX does not say what XLA was told: {error}") from error
-
-
-def _settings() -> dict[str, Any]:
-    """What JAX and XLA were told, on this thread too, but for where they keep things."""
-    from jax._src.config import trace_context
-
-    told = {name: value for name, value in jax.config.values.items() if not any(word in name for word in _OF_CACHES)}
-    # Meshes, metadata and places that a `with` gives. The one object without words is the names of axes, inside vmap.
-    around = [words for words in map(repr, trace_context()) if " at 0x" not in words]
-    return {"config": repr(sorted(told.items())), "around": around, "variables": compiling_variables()}
-
-
-def _kinds(arrays: tuple[Any, ...]) -> Iterator[Any]:
-    """Of each array all by which a compiled program takes it or not."""
-    leaves, tree = jax.tree.flatten(arrays)
-    yield str(tree)
-    for leaf in leaves:
-        sharding = str(leaf.sharding) if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) else None
-        yield leaf.dtype.name, leaf.shape, bool(getattr(leaf, "weak_type", False)), sharding
 
 
 def _remove_old(folder: Path) -> None:
