@@ -91,7 +91,8 @@ def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, 
     held = plan.pages(size)
     pages = filled if held is None else held if cached else min(filled, held)
     if pages == held and not plan.budget.explicit:
-        pages = max(_few_digits(pages), ceil_block(context) // size)
+        digits = 6 if plan.memory is not None and plan.memory.device else 3
+        pages = max(_few_digits(pages, digits), ceil_block(context) // size)
     store = make(kv_spec=kv_spec, slots=rows, context=context, page_size=size, pages=pages)
     tokens = store.num_pages * store.page_size
     log.info(
@@ -101,10 +102,11 @@ def make_store(make: Callable[..., KVStore], plan: MemoryPlan, kv_spec: KVSpec, 
     return store
 
 
-def _few_digits(count: int) -> int:
-    """The nearest number below whose binary digits behind the sixth are 0. Free memory differs a little from start to
-    start, and another number of pages would be other programs (docs/adr/0023)."""
-    rest = max(0, count.bit_length() - 6)
+def _few_digits(count: int, digits: int) -> int:
+    """The nearest number below whose binary digits behind the first `digits` are 0. Free memory differs from start to
+    start, of a device a little and of a host much, and another number of pages would be other programs
+    (docs/adr/0023)."""
+    rest = max(0, count.bit_length() - digits)
     return count >> rest << rest
 
 
