@@ -12,8 +12,8 @@ from jax import lax
 
 
 def rounded(product: jax.Array) -> jax.Array:
-    """The product by itself, in no sum's rounding, as far as LLVM goes: what it leaves as a product and an addition ptxas
-    may still contract. So this is for the one of two products, where the other takes the addition, and for a sum with
+    """The product by itself, in no sum's rounding, as far as LLVM goes: ptxas may still contract what it leaves as a
+    product and an addition. So this is for one of two products, where the other takes the addition, and for a sum with
     one product, where there is nothing to choose."""
     found: jax.Array = lax.optimization_barrier(product)  # type: ignore[no-untyped-call]
     return found
