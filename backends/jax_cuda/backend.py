@@ -16,6 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from mlxcel.core.backend import BackendCaps, Compilations, DeviceMemory, Level
 from mlxcel.core.checkpoint import Checkpoint
 from mlxcel.core.family import ModelFamily, StandardBlock
+from mlxcel.core.held_interrupts import held_interrupts
 from mlxcel.core.kv import KVLayout, ceil_block
 from mlxcel.core.plan import SamplingArrays, StepPlan, StepResult
 from mlxcel.core.request import SequenceSpec
@@ -369,7 +370,7 @@ class JaxBackend:
     def _zeros(self, model: Model) -> tuple[storage.Leaves, LastDrawn]:
         """KV and carry before anything ran, committed to the device as what launches give is: an array of another
         kind would be another executable."""
-        with jax.default_device(self._device):
+        with held_interrupts(), jax.default_device(self._device):
             made = storage.make_storage(model.kv, self._numerics), _nothing_drawn(model.layout)
         placed: tuple[storage.Leaves, LastDrawn] = jax.device_put(made, self._device)
         return placed

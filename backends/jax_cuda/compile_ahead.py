@@ -13,6 +13,7 @@ import attrs
 import jax
 import numpy as np
 
+from mlxcel.core.held_interrupts import held_interrupts
 from mlxcel.errors import BackendFault
 
 MOST_THREADS: Final = 8
@@ -58,26 +59,38 @@ def compile_together(
     on the way. `done` hears how many there are.
 
     XLA leaves the interpreter while it compiles; tracing does not: that and `done` stay on the thread of the call.
-    BackendFault names the program that cannot be compiled. An interrupt ends with the programs that are under way, and
-    begins no other.
+    BackendFault names the program that cannot be compiled. An interrupt begins no other program, and leaves those that
+    are under way to themselves.
     """
     with _threads() as pool:
-        try:
-            futures: list[Future[Any]] = []
-            for each in programs:
-                futures.append(pool.submit(_compiled, each, _lowered(each), keep))
-                done(_count(futures))
-            for future in as_completed(futures):
-                future.result()
-                done(_count(futures))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        futures: list[Future[Any]] = []
+        for each in programs:
+            futures.append(pool.submit(_compiled, each, _lowered(each), keep))
+            done(_count(futures))
+        for future in as_completed(futures):
+            future.result()
+            done(_count(futures))
     return [future.result() for future in futures]
 
 
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="mlxcel-compile")
+def compile_aside(function: Any, arguments: tuple[Any, ...]) -> Any:
+    """One program, on a thread of its own: whoever waits for it can be interrupted. Raises as JAX does."""
+    with _threads() as pool:
+        with held_interrupts():
+            lowered = function.lower(*arguments)
+        return pool.submit(lowered.compile).result()
+
+
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    """What is raised inside waits for nothing: XLA cannot be interrupted."""
+    pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="mlxcel-compile")
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _count(futures: Sequence[Future[Any]]) -> int:
@@ -85,7 +98,7 @@ def _count(futures: Sequence[Future[Any]]) -> int:
 
 
 def _lowered(program: Program) -> Any:
-    with _about(program):
+    with _about(program), held_interrupts():
         return program.function.lower(*program.arguments)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import attrs
 import jax
 
-from mlxcel_jax_cuda.compile_ahead import Program, compile_together, load_together, parts
+from mlxcel.core.held_interrupts import held_interrupts
+from mlxcel_jax_cuda.compile_ahead import Program, compile_aside, compile_together, load_together, parts
 from mlxcel_jax_cuda.compile_cache import unasked
 from mlxcel_jax_cuda.program_store import ProgramStore
 
@@ -86,10 +87,11 @@ class Executables:
         else:
             log.info("program %s: compiled on demand", function.__qualname__)
             with unasked():
-                ready = function.lower(*arguments).compile()
+                ready = compile_aside(function, arguments)
             self._store.keep(kept_as, ready)
         self._ready[function, statics] = ready
-        return ready(*arrays)
+        with held_interrupts():  # JAX may trace it now
+            return ready(*arrays)
 
     def _compile(self, programs: Sequence[Program], done: Callable[[int], None]) -> None:
         """Programs that are all kept, or all not."""

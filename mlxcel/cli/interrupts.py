@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +14,17 @@ from typing import Final, NoReturn
 
 INTERRUPTED: Final = 130
 
+AGAIN: Final = 0.01
+"""Seconds from an interrupt that was ignored to the next: time to come out of where errors are ignored."""
+
 
 @contextmanager
 def two_interrupts() -> Iterator[None]:
     """KeyboardInterrupt at the first SIGINT inside; a second one ends the process with 130, whatever it is doing.
 
-    Does nothing where Python's own handler is not in force: a parent that ignores SIGINT (nohup) is obeyed.
+    A KeyboardInterrupt that is raised where Python ignores errors, in a finalizer or a callback of the collector, is
+    raised again. Does nothing where Python's own handler is not in force: a parent that ignores SIGINT (nohup) is
+    obeyed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -33,11 +40,22 @@ def two_interrupts() -> Iterator[None]:
     def second(number: int, frame: FrameType | None) -> NoReturn:
         os._exit(INTERRUPTED)
 
+    def ignored(report: sys.UnraisableHookArgs) -> None:
+        if not issubclass(report.exc_type, KeyboardInterrupt):
+            told(report)
+            return
+        signal.signal(signal.SIGINT, first)
+        again = threading.Timer(AGAIN, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+
+    told, sys.unraisablehook = sys.unraisablehook, ignored
     signal.signal(signal.SIGINT, first)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = told
 
 
 @contextmanager

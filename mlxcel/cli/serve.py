@@ -69,12 +69,9 @@ def serve_on(sock: socket, context: CliContext, settings: ServerSettings) -> Non
         depth = settings.max_queue_depth
         return serve(config, plugins, progress, max_queue_depth=depth, warm=True, say=context.say)
 
-    app = create_app(settings, load, config=config, write=context.say)
+    app = create_app(settings, load, give_up=progress.stop, config=config, write=context.say)
     context.say(f"listening on {where}, loading {config.model}")
-    try:
-        run(app, sock, ready=lambda: tell(ready_line(where, app.state.server.served.serving, progress.seconds)))
-    finally:
-        progress.stop()
+    run(app, sock, ready=lambda: tell(ready_line(where, app.state.server.served.serving, progress.seconds)))
 
 
 def ready_line(where: str, serving: Serving, compiled: float) -> str:

@@ -16,10 +16,11 @@ def main() -> int:
     inherited = signal.getsignal(signal.SIGINT)
     if inherited is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    from mlxcel.cli.leaving import leave
     from mlxcel.cli.main import main as run
 
     signal.signal(signal.SIGINT, inherited)
-    return run()
+    return leave(run(), ignored=inherited is signal.SIG_IGN)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from mlxcel.config import EngineConfig, plugin_limit
 from mlxcel.core.named import load_target
-from mlxcel.core.source import NoProgress
+from mlxcel.core.source import NoProgress, Progress
 from mlxcel.plugins.manager import PluginManager
 from mlxcel.serve_engine import Serving, serve
 from mlxcel.server.arrival import Arrival
@@ -21,7 +21,7 @@ from mlxcel.server.body_limit import BodyLimit
 from mlxcel.server.cors import Cors
 from mlxcel.server.faults import EXCEPTION_HANDLERS, Faults
 from mlxcel.server.keys import Keys
-from mlxcel.server.loading import ModelThread
+from mlxcel.server.loading import ModelThread, StoppableProgress
 from mlxcel.server.readiness import Readiness
 from mlxcel.server.request_id import RequestIds
 from mlxcel.server.settings import ServerSettings, serving_config
@@ -51,18 +51,23 @@ def create_app(
     settings: ServerSettings | None = None,
     load: Callable[[], Serving] | None = None,
     *,
+    give_up: Callable[[], None] = lambda: None,
     config: EngineConfig | None = None,
     write: Callable[[str], None] | None = None,
 ) -> Starlette:
     """An application whose lifespan loads the model, on a thread: until then routes that need it answer 503.
 
     Without arguments everything is as the environment has it (docs/spec/clients.md 0.2). `load` takes the place of
-    loading what `config` names. `write` gets the line of each request, instead of the logger `mlxcel.access`.
+    loading what `config` names, and `give_up` is called when it may end early. `write` gets the line of each request,
+    instead of the logger `mlxcel.access`.
     """
     settings = settings or ServerSettings()
     config = serving_config(config or EngineConfig.resolve())
     state = ServerState(settings, write=write)
-    model = ModelThread(state, load or _loader(settings, config), config)
+    if load is None:
+        progress = StoppableProgress(NoProgress())
+        load, give_up = _loader(settings, config, progress), progress.stop
+    model = ModelThread(state, load, config, give_up)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -102,9 +107,9 @@ def _routes(name: str) -> list[Route]:
     return found
 
 
-def _loader(settings: ServerSettings, config: EngineConfig) -> Callable[[], Serving]:
+def _loader(settings: ServerSettings, config: EngineConfig, progress: Progress) -> Callable[[], Serving]:
     def load() -> Serving:
         manager = PluginManager.load(only=plugin_limit(config.plugins), trace=log.info if config.trace_hooks else None)
-        return serve(config, manager, NoProgress(), max_queue_depth=settings.max_queue_depth, warm=True, say=log.info)
+        return serve(config, manager, progress, max_queue_depth=settings.max_queue_depth, warm=True, say=log.info)
 
     return load

@@ -75,21 +75,26 @@ def plugin_routes(serving: Serving, taken: Iterable[BaseRoute]) -> list[Route]:
 
 
 class ModelThread:
-    """Loads, watches, and closes the model of a server. `start` and `stop` are called on its event loop."""
+    """Loads, watches, and closes the model of a server. `start` and `stop` are called on its event loop. `give_up` asks
+    `load` to end early."""
 
-    def __init__(self, state: ServerState, load: Load, config: EngineConfig) -> None:
-        self._state, self._load, self._config = state, load, config
+    def __init__(self, state: ServerState, load: Load, config: EngineConfig, give_up: Callable[[], None]) -> None:
+        self._state, self._load, self._config, self._give_up = state, load, config, give_up
         self._serving: Serving | None = None
         self._stopped = threading.Event()
 
     def start(self, routes: list[BaseRoute]) -> None:
-        """Begin to load; returns at once. `routes` are the server's; those of plugins come behind them."""
+        """Begin to load; returns at once. `routes` are the server's; those of plugins come behind them.
+
+        Python waits for this thread before it ends: under a program that is being compiled it must not.
+        """
         self._loop, self._routes = asyncio.get_running_loop(), routes
-        threading.Thread(target=self._run, name="mlxcel-model", daemon=True).start()
+        threading.Thread(target=self._run, name="mlxcel-model").start()
 
     async def stop(self) -> None:
         """Free the model, unless its engine hangs. One that is still being loaded is closed once it is there."""
         self._stopped.set()
+        self._give_up()
         if self._serving is not None and self._state.phase != "failed":
             await asyncio.to_thread(self._serving.close)
 
@@ -107,6 +112,9 @@ class ModelThread:
         except Exception as error:
             if self._serving is not None:
                 self._serving.close()
+            if self._stopped.is_set():
+                log.debug("loading ended: %r", error)
+                return
             if not isinstance(error, MlxcelError):
                 log.error("the model could not be loaded", exc_info=error)
                 error = EngineUnhealthy(f"the model could not be loaded: {error!r}", hint="-vv shows where")
