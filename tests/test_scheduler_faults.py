@@ -169,7 +169,7 @@ def test_rows_that_waited_for_their_turn_end_too_when_the_engine_falls_sick():
 
 
 class _WrongPlanner:
-    """Cuts a prompt of b's as no step can take it."""
+    """Cuts a prompt of b's as no step can take it: its last piece ends behind the prompt."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -177,12 +177,15 @@ class _WrongPlanner:
     def build(self, ids, adopted=0, **options):
         plan = self._inner.build(ids, adopted, **options)
         if ids[0] == ord("b"):
-            return attrs.evolve(plan, pieces=(attrs.evolve(plan.pieces[0], end=len(ids) + 5),))
+            *pieces, last = plan.pieces
+            return attrs.evolve(plan, pieces=(*pieces, attrs.evolve(last, end=len(ids) + 5)))
         return plan
 
 
-def test_a_planners_mistake_is_its_rows_alone():
-    it = bench(planned=_WrongPlanner)
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_a_planners_mistake_is_its_rows_alone(chunk):
+    """Found out ahead of a piece in flight too."""
+    it = bench(planned=_WrongPlanner, chunk=chunk, busy=chunk)
     good, bad = it.ask("a", b"a" * 20, max_tokens=3), it.ask("b", b"b" * 20, max_tokens=3)
     it.run()
     assert seen(good)[0].result.cause == "max_tokens"

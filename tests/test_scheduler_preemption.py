@@ -57,6 +57,18 @@ def test_two_rows_of_one_lane_in_a_pool_for_one_both_complete():
     assert it.it.backend.steps < 250
 
 
+@pytest.mark.parametrize("prompts", [2, 3])
+@pytest.mark.parametrize("pages", range(8, 14))
+def test_a_prompt_without_room_holds_up_no_other(pages, prompts):
+    """C5, C21: one piece a step, in a pool for less than two prompts. Whosever turn it is when that is full, the first
+    goes on: nothing else will ever give a page back."""
+    it = bench(store="paged", pages=pages, slots=3, context=128, chunk=16, busy=16, level="R0", mixed_steps=False)
+    replies = [it.ask(name, name.encode() * 120, max_tokens=5) for name in "abc"[:prompts]]
+    it.run(ticks=200)
+    assert [len(seen(reply)[0].ids) for reply in replies] == [5] * prompts
+    assert it.all_free()
+
+
 def test_the_first_of_the_highest_lane_is_never_preempted():
     """C21, C22: the later and the lower give way, whoever came first into its slot."""
     it = bench(store="paged", pages=8, slots=3, context=128)

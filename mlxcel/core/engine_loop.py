@@ -24,7 +24,6 @@ from mlxcel.core.seating import Seating
 from mlxcel.core.tick import Action, TickState, decide
 from mlxcel.core.watchdog import Watchdog
 from mlxcel.errors import (
-    CapacityError,
     EngineUnhealthy,
     MlxcelError,
     RequestTimeout,
@@ -216,6 +215,9 @@ class EngineLoop:
         for choice in decide(state):
             work = self._work(choice.action, decodes, pieces)
             held = self._reservation.hold(work, self._roster.seated.values())
+            if len(held) < len(work):
+                kept = {row for row, _ in held}
+                self._ring.pass_over(row for row, _ in work if row not in kept)
             if held:
                 self._since_grant = choice.since_grant
                 self._flights.submit(held)
@@ -254,7 +256,9 @@ class EngineLoop:
     def _reserved(self, work: list[Work], steps: int) -> bool:
         try:
             self._engine.reserve([part for _, part in work], steps)
-        except CapacityError:
+        except EngineUnhealthy:
+            raise
+        except MlxcelError:  # no room, or a part that no step can take: with nothing in flight it is seen to
             return False
         return True
 

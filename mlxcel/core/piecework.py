@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -51,6 +51,12 @@ class Ring:
         """Its piece is on its way: the others' turn."""
         self._rows.remove(row)
         self._rows.append(row)
+
+    def pass_over(self, rows: Iterable[Row]) -> None:
+        """Those whose piece found no room: the others' turn, which may need no page, or may take one."""
+        for row in rows:
+            if row in self._rows:
+                self.ran(row)
 
     @property
     def alone(self) -> bool:
