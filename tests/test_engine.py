@@ -17,6 +17,7 @@ from mlxcel.errors import (
     UnknownSequence,
 )
 from mlxcel.testing.byte_tokenizer import EOS
+from mlxcel.testing.faults import Fault, FaultPlan
 
 HELLO = [*b"hello", EOS]
 
@@ -317,22 +318,45 @@ def test_prefill_and_step_are_loops_over_the_same_parts():
 
 
 def test_a_piece_is_started_before_the_one_ahead_of_it_is_read():
-    """Spec P11, C52: one step ahead at most; and none is left behind by a caller that gives up."""
+    """Spec P11, C52: one step ahead at most."""
     it = scripted({"a": HELLO})
     row, plan = opened(it.engine, "a", b"abcdefgh", chunk=2)
     started = []
+    assert it.engine.prefill(row, plan, lambda span: started.append(it.backend.steps)).token == HELLO[0]
+    assert started == [2, 3, 4, 4]
 
-    def stop_at_the_second(span):
-        started.append(it.backend.steps)
-        if span == plan.pieces[1]:
+
+@pytest.mark.parametrize("last", range(4))
+def test_a_caller_that_gives_up_has_heard_of_all_that_ran(last):
+    """Spec E3, E11: a piece in flight, be it the one that draws, never was; the prompt goes on where it stopped."""
+    it = scripted({"a": HELLO})
+    row, plan = opened(it.engine, "a", b"abcdefgh", chunk=2)
+
+    def stop_at_one(span):
+        if span == plan.pieces[last]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        it.engine.prefill(row, plan, stop_at_the_second)
-    assert started == [2, 3]
-    assert it.engine.view(row).stored == plan.pieces[2].end
-    assert it.engine.prefill(row, plan).token == HELLO[0]
-    assert it.backend.steps == len(plan.pieces) == 4
+        it.engine.prefill(row, plan, stop_at_one)
+    view = it.engine.view(row)
+    assert (view.stored, view.in_flight) == (plan.pieces[last].end, 0)
+    assert it.kv.trim(row, 10**6) == view.stored
+    if last < 3:
+        assert view.output == ()
+        assert it.engine.prefill(row, plan).token == HELLO[0]
+    assert it.engine.step([row])[0].token == HELLO[1]
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_piece_without_room_hides_none_before_it(nth):
+    """Spec E4: the one in flight has run when the refusal is heard, and that was told."""
+    it = scripted({"a": HELLO}, faults=FaultPlan([Fault("reserve", n) for n in (nth, nth + 1)]))
+    row, plan = opened(it.engine, "a", b"abcdef", chunk=2)
+    ran = []
+    with pytest.raises(CapacityError):
+        it.engine.prefill(row, plan, ran.append)
+    assert ran == list(plan.pieces[: nth - 1])
+    assert it.engine.view(row).stored == 2 * len(ran)
 
 
 def test_a_cancelled_row_keeps_its_text_and_gives_its_tail():

@@ -45,6 +45,7 @@ from mlxcel.core.step import Step, as_fault, check_result, last_outcome
 from mlxcel.errors import (
     BackendFault,
     BatchShapeError,
+    CapacityError,
     EngineUnhealthy,
 )
 
@@ -324,16 +325,22 @@ class Engine(KVCalls):
         outcome = RowOutcome(sequence_id)
         try:
             while (waiting or flying) and outcome.error is None:
-                if waiting and len(flying) < most:
-                    piece = [Piece(sequence_id, plan, waiting.popleft())]
-                    self.reserve(piece)
-                    flying.append((self.submit(piece), plan.pieces[piece[0].index]))
+                if (
+                    waiting
+                    and len(flying) < most
+                    and self._reserved_piece(piece := Piece(sequence_id, plan, waiting[0]))
+                ):
+                    flying.append((self.submit([piece]), plan.pieces[waiting.popleft()]))
                     continue
                 ticket, span = flying.popleft()
                 outcome = self.collect(ticket)[0]
                 if outcome.error is None:
                     on_piece(span)
-        finally:  # of a row that failed, or of a caller that was interrupted
+        except BaseException:  # nobody hears of a piece in flight: it never was
+            self._lose_steps_ahead()
+            self._trim_all()
+            raise
+        finally:
             self.drop_steps()
         return outcome
 
@@ -354,6 +361,16 @@ class Engine(KVCalls):
     def _turn(self, parts: list[Part]) -> list[RowOutcome]:
         self.reserve(parts)
         return self.collect(self.submit(parts))
+
+    def _reserved_piece(self, piece: Piece) -> bool:
+        """False where it has to wait for the piece in flight to be read. CapacityError where there is none."""
+        try:
+            self.reserve([piece])
+        except CapacityError:
+            if not self._steps:
+                raise
+            return False
+        return True
 
     def _outcomes(self, step: Step) -> list[RowOutcome]:
         if step.lost:
