@@ -41,6 +41,20 @@ def test_the_same_request_again_computes_one_token_and_says_the_same():
     assert it.all_free()
 
 
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("length", [97, 112, 113, 127])
+def test_what_is_cached_keeps_no_prompt_from_a_pool_for_one(length, n):
+    """C23, V20: a tail that the cache holds too is copied before it is written to, and there is no page for that: the
+    cache lets go of it."""
+    it = bench(store="paged", pages=8, slots=1, context=128, chunk=128, busy=128, cache=cached)
+    prompt = (LONG * 2)[:length]
+    for end in (b"", b"!"):
+        reply = it.ask("a", prompt[: length - len(end)] + end, max_tokens=1, n=n)
+        it.run()
+        assert [one.result.cause for one in seen(reply).values()] == ["max_tokens"] * n
+    assert it.all_free()
+
+
 def test_a_request_may_keep_out_of_the_cache():
     """Spec 8.1, `cache_prompt`: neither read nor filled."""
     it = bench(store="paged", cache=cached)

@@ -99,6 +99,11 @@ class Reservation:
         self._counters.reclaims_total["cache"] += 1
         return True
 
+    def _cache_forgets(self) -> bool:
+        """For a lone row: what the cache still holds is the row's own pages, and a page of two holders must be copied
+        before it is written to. Whether there was anything."""
+        return self._cache is not None and self._cache.reset().entries > 0
+
     def _shortage(self, work: list[Work]) -> int:
         """Pages that `work` lacks, at least 1; a shared tail that must be copied is not counted."""
         stats = self._engine.kv_stats
@@ -119,6 +124,8 @@ class Reservation:
                 others = [other for other in seated if id(other) not in gone and other is not row]
                 victim = self._victim(row, part, others, self._shortage([*kept, (row, part)]))
                 if victim is None:
+                    if not others and self._cache_forgets():
+                        continue
                     self._go_without(row, part, others, gone)
                     break
                 self._preempt(victim, gone)
