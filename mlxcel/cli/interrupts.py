@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
@@ -26,7 +25,8 @@ def two_interrupts() -> Iterator[None]:
     raised again. Does nothing where Python's own handler is not in force: a parent that ignores SIGINT (nohup) is
     obeyed.
     """
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread()
+    if main is not threading.main_thread():
         yield
         return
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -41,11 +41,11 @@ def two_interrupts() -> Iterator[None]:
         os._exit(INTERRUPTED)
 
     def ignored(report: sys.UnraisableHookArgs) -> None:
-        if not issubclass(report.exc_type, KeyboardInterrupt):
+        if not issubclass(report.exc_type, KeyboardInterrupt) or threading.current_thread() is not main:
             told(report)
             return
         signal.signal(signal.SIGINT, first)
-        again = threading.Timer(AGAIN, _thread.interrupt_main)
+        again = threading.Timer(AGAIN, signal.pthread_kill, (main.ident, signal.SIGINT))
         again.daemon = True
         again.start()
 
