@@ -102,24 +102,29 @@ def test_programs_are_compiled_side_by_side(monkeypatch):
     assert done[-1] == 2
 
 
-def test_an_interrupt_begins_no_other_program(monkeypatch):
-    """Those under way end first: XLA cannot be interrupted."""
+def test_an_interrupt_begins_no_other_program_and_waits_for_none(monkeypatch):
+    """The one under way would end only behind it: XLA cannot be interrupted."""
     monkeypatch.setattr(compile_ahead.os, "cpu_count", lambda: 1)
-    began, released = [], threading.Event()
+    began, under_way, released, ended = [], threading.Event(), threading.Event(), threading.Event()
 
     def slowly():
         began.append(1)
+        under_way.set()
         assert released.wait(30)
+        ended.set()
 
     def interrupted():
+        assert under_way.wait(30)
         raise KeyboardInterrupt
 
     def programs():
         for _ in range(5):
             yield Program("slow", Pretended(slowly), ())
-        threading.Timer(0.05, released.set).start()
         yield Program("interrupted", Pretended(lower=interrupted), ())
 
     with pytest.raises(KeyboardInterrupt):
         compile_together(programs(), lambda done: None)
-    assert len(began) <= 1
+    assert not ended.is_set()
+    released.set()
+    assert ended.wait(30)
+    assert len(began) == 1
