@@ -105,10 +105,8 @@ class EngineLoop:
         self._receive()
         self._expire()
         ahead = self._ahead() if self._flights else None
-        if ahead is None:
-            while self._flights:
-                self._flights.collect()
-                self._let_leave()
+        if self._flights and ahead is None:
+            self._flights.collect()
         self._let_leave()
         if not self._flights:
             self._roster.admit()
