@@ -14,7 +14,10 @@ from cli_runs import Cli
 from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.cli import doctor
+from mlxcel.cli.main import main
 from mlxcel.cli.progress import LineProgress
+from mlxcel.core.source import Progress
+from mlxcel.errors import CheckpointError
 from mlxcel.testing.clock import ManualClock
 
 
@@ -116,6 +119,33 @@ def test_lines_of_progress() -> None:
     progress.advance(5)
     progress.finish()
     assert "reading the prompt (10 tokens) ..." in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "says"), [(KeyboardInterrupt(), 130, "interrupted"), (CheckpointError("no"), 3, "error: no")]
+)
+def test_a_terminal_has_its_cursor_back_when_a_phase_breaks_off(
+    monkeypatch: pytest.MonkeyPatch, ends: BaseException, code: int, says: str
+) -> None:
+    """And its line is free for what is said then."""
+    from io import StringIO
+
+    def breaks_off(config: object, plugins: object, progress: Progress, **others: object) -> None:
+        progress.start("load", 3, "tensors")
+        progress.advance(1)
+        raise ends
+
+    monkeypatch.setenv("TERM", "xterm")
+    screen = StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("mlxcel.load.load_model", breaks_off)
+    assert main(["generate", "-p", "x"]) == code
+    hides, shows = "\x1b[?25l", "\x1b[?25h"
+    before, said, _ = screen.getvalue().rpartition(says)
+    assert said == says
+    assert before.count(hides) == before.count(shows) == 1
+    assert before.endswith("\x1b[2K")
 
 
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:

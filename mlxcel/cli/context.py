@@ -12,6 +12,7 @@ from mlxcel.core.source import NoProgress
 from mlxcel.errors import UsageError
 
 if TYPE_CHECKING:
+    from mlxcel.cli.progress import BarProgress, LineProgress
     from mlxcel.config import EngineConfig
     from mlxcel.core.source import Progress
     from mlxcel.options import Option
@@ -31,6 +32,7 @@ class CliContext:
     scheduler: bool = False
     one_row: bool = False
     given: dict[str, tuple[Any, str]] = attrs.field(factory=dict)
+    _told: list[BarProgress | LineProgress] = attrs.field(factory=list, init=False)
 
     def give(self, option: Option, value: Any, words: str) -> None:
         """Note a value. UsageError when the option has another one already; a repeatable one collects."""
@@ -82,7 +84,14 @@ class CliContext:
             return NoProgress()
         from mlxcel.cli.progress import console_progress
 
-        return console_progress(no_color=self.config.no_color)
+        told = console_progress(no_color=self.config.no_color)
+        self._told.append(told)
+        return told
+
+    def drop_progress(self) -> None:
+        """The command is over, however it ended; before anything is said of that."""
+        for told in self._told:
+            told.drop()
 
     def say(self, line: str) -> None:
         """A line for people, on stderr; not with -q."""

@@ -125,6 +125,8 @@ def _run(root: Program, arguments: list[str], context: CliContext) -> int:
         return done.exit_code
     except click.Abort:
         raise KeyboardInterrupt from None
+    finally:
+        context.drop_progress()
     return returned if type(returned) is int else OK
 
 

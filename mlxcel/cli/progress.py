@@ -6,12 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 import attrs
-
-if TYPE_CHECKING:
-    from mlxcel.core.source import Progress
 
 PREFILL_DELAY: Final = 0.5
 """Seconds before a prefill is worth a bar."""
@@ -27,7 +24,7 @@ WORDS: Final = {
 }
 
 
-def console_progress(*, no_color: bool) -> Progress:
+def console_progress(*, no_color: bool) -> BarProgress | LineProgress:
     return BarProgress(no_color=no_color) if sys.stderr.isatty() else LineProgress(sys.stderr)
 
 
@@ -64,6 +61,10 @@ class LineProgress:
     def finish(self) -> None:
         if self._phase is not None and self._told:
             self._print(f"{self._words()}: done in {self.clock() - self._begun:.1f} s")
+        self._phase = None
+
+    def drop(self) -> None:
+        """What is under way will not be finished, and nothing is said of that."""
         self._phase = None
 
     def _tell(self) -> None:
@@ -113,6 +114,10 @@ class BarProgress:
             timer.cancel()
         if bar is not None:
             bar.stop()
+
+    def drop(self) -> None:
+        """What is under way will not be finished. A bar that is left as it is would keep the terminal's cursor."""
+        self.finish()
 
     def _show(self, bar: Any) -> None:
         with self._lock:
