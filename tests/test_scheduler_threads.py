@@ -7,8 +7,8 @@ import pytest
 from engine_rows import spec
 from scheduler_rows import alone, bench, seen
 
-from mlxcel.core.events import Ended
-from mlxcel.core.outbox import Outbox
+from mlxcel.core.events import Delta, Ended
+from mlxcel.core.outbox import MAX_BYTES, Outbox
 from mlxcel.core.watchdog import Watchdog
 from mlxcel.errors import EngineUnhealthy, QueueFull
 from mlxcel.testing.clock import ManualClock
@@ -237,3 +237,28 @@ def test_a_storm_of_clients_in_a_pool_that_is_short():
     counted = it.scheduler.stats()
     assert counted.request_started_total == sum(counted.request_finished_total.values()) == len(it.ended)
     assert it.all_free()
+
+
+def test_a_poll_does_not_wait(monkeypatch):
+    """Each event is followed by a poll that finds none: even a wait of no time costs more than the event."""
+    monkeypatch.setattr(threading.Condition, "wait", lambda *args: pytest.fail("waited"))
+    outbox = Outbox(1)
+    assert outbox.get(0) is None
+    for text in ("one", "two"):
+        outbox.put(Delta(0, text))
+    assert [outbox.get(0).text for _ in range(2)] == ["one", "two"]
+    assert outbox.get(0) is None
+
+
+def test_what_was_read_counts_no_more():
+    """Whether all was read in between, or something always waits."""
+    large = "x" * (MAX_BYTES // 4)
+    outbox = Outbox(1)
+    for _ in range(9):
+        assert outbox.put(Delta(0, large))
+        assert outbox.get(0).text == large
+    assert outbox.put(Delta(0, large))
+    for _ in range(9):
+        assert outbox.put(Delta(0, large))
+        outbox.get(0)
+    assert [outbox.put(Delta(0, large)) for _ in range(4)] == [True, True, True, False]

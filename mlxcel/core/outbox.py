@@ -130,18 +130,19 @@ class Outbox:
     def get(self, timeout: float | None = None) -> Event | None:
         """The next event; None once `timeout` seconds passed without one, or when none will come. None waits for ever,
         0 not at all."""
-        with self._changed:
-            self._readers += 1
-            try:
-                self._changed.wait_for(lambda: self._unread or not self._open, timeout)
-            finally:
-                self._readers -= 1
+        with self._lock:
+            if not self._unread and self._open and timeout != 0:  # a wait of no time is long: each event ends in one
+                self._readers += 1
+                try:
+                    self._changed.wait_for(lambda: self._unread or not self._open, timeout)
+                finally:
+                    self._readers -= 1
             if not self._unread:
                 return None
             event = self._unread.popleft()
             if not isinstance(event, list):
                 return event
-            self._bytes -= sum(map(_size, event))
+            self._bytes = self._bytes - sum(map(_size, event)) if self._unread else 0
             choice = event[0].choice
             if self._newest.get(choice) is event:
                 del self._newest[choice]
