@@ -152,7 +152,8 @@ class Engine(KVCalls):
 
     def closed(self, sequence_id: int) -> bool:
         """Whether the row's next draw may be submitted before the one in flight is read (spec C51)."""
-        return self._sampler.closed(self._rows.get(sequence_id).sampler_state)
+        row = self._rows.get(sequence_id)
+        return row.runs or self._sampler.closed(row.sampler_state)
 
     def run_length(self, parts: Listing[Part]) -> int:
         """How many steps of these parts may be submitted together now (spec C54): the backend's `decode_run`, or 1."""

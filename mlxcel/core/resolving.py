@@ -38,7 +38,7 @@ class Resolving:
                 where = result.spoilt_words(place)
                 outcome = self._fault(row, words[place], row.stored + length, where)
             else:
-                self._stored(row, part, length, row.length)
+                self._stored(row, part, length, unfed=0)
                 outcome = self._drawn(row, tokens[place], observed, result, place)
             outcomes.append(outcome)
             place += draw
@@ -56,7 +56,7 @@ class Resolving:
         status, position, where = score_status(part, result)
         if status:
             return self._fault(row, status, position, where)
-        self._stored(row, part, length, row.length - 1)
+        self._stored(row, part, length, unfed=1)
         return RowOutcome(row.id, scores=part_scores(part, result))
 
     def _fault(self, row: Sequence, status: int, position: int, where: str) -> RowOutcome:
@@ -64,14 +64,15 @@ class Resolving:
         words = self._sampler.fault(row.sampler_state, status)
         return self._rows.fail(row, kind(f"sequence {row.id}: {words} at position {position}{where}"))
 
-    def _stored(self, row: Sequence, part: Part, length: int, known: int) -> None:
-        """The positions of a part are valid. A row whose `known` tokens are all stored decodes from now on."""
+    def _stored(self, row: Sequence, part: Part, length: int, *, unfed: int) -> None:
+        """The positions of a part are valid. A row decodes from now on whose tokens are all stored, but for the newest
+        `unfed`."""
         if isinstance(part, Piece) and row.prefilled == row.stored:
             row.prefilled += length
         row.stored += length
         row.steps += 1
         row.rewindable = length
-        if row.state is _PREFILLING and row.stored >= row.prompt_length and row.stored >= known:
+        if row.state is _PREFILLING and row.stored >= row.prompt_length and row.length - unfed <= row.stored:
             row.state = SequenceState.DECODING
             self._finish.resume(row.finish_state)
 
@@ -79,13 +80,13 @@ class Resolving:
         self, row: Sequence, token: int, observed: list[float] | None, result: StepResult, place: int
     ) -> RowOutcome:
         try:
-            params = row.spec.params
             logprobs = None
-            if params.logprobs is not None:
-                logprobs = result.token_logprobs(place, params.logprobs, linear=params.post_sampling_probs)
+            if result.logprobs is not None and (count := row.spec.params.logprobs) is not None:
+                logprobs = result.token_logprobs(place, count, linear=row.spec.params.post_sampling_probs)
             resolution = self._finish.resolve(row.finish_state, token)
             if resolution.appended:
-                self._sampler.commit(row.sampler_state, token, None if observed is None else observed[place])
+                if not row.runs:  # else nothing is made of it
+                    self._sampler.commit(row.sampler_state, token, None if observed is None else observed[place])
                 row.output.append(token)
             if resolution.ending is not None:
                 row.state, row.ending = SequenceState.FINISHED, resolution.ending

@@ -55,7 +55,7 @@ class Sampler(Protocol):
 
     def memoryless(self, state: Any) -> bool:
         """Whether each of the row's draws is a function of its logits and its position alone, for as long as the row
-        lives: then any number of them may be in flight (spec C54), and `commit` needs nothing that a draw observed.
+        lives: then any number of them may be in flight (spec C54), and `commit` may be left out.
         Such a row is `closed`. Filters, temperatures and seeds are; penalties, masks over what was said, and numbers
         that move from token to token are not."""
         ...
@@ -93,7 +93,8 @@ class Sampler(Protocol):
         ...
 
     def commit(self, state: Any, token: int, observed: float | None) -> None:
-        """The token was read, resolved and appended; `observed` is what its draw said of it."""
+        """The token was read, resolved and appended; `observed` is what its draw said of it. Of a memoryless row it
+        is not called where nothing is asked of the draw but its token."""
         ...
 
     def fault(self, state: Any, status: int) -> str:
