@@ -22,7 +22,7 @@ class FinishState:
     """What the finish step remembers of a row: a part of the row itself, whatever happens to its KV (spec F14)."""
 
     spec: SequenceSpec
-    ends: frozenset[int]  # ids of E that end
+    ends: frozenset[int]  # ids that end: those of E, and U
     stop_ids: frozenset[int]  # U
     min_tokens: int
     max_new: int
@@ -60,10 +60,11 @@ class StandardFinish:
         bound = TimeBound(params.t_max_predict_ms, self._clock) if params.t_max_predict_ms else None
         detector = LoopDetector(loop) if loop is not None and loop.on else None
         steps = tuple((name, step, step.open(spec)) for name, step in self._steps.items())
+        stop_ids = frozenset(params.stop_token_ids)
         return FinishState(
             spec=spec,
-            ends=frozenset() if params.ignore_eos else spec.eos_ids,
-            stop_ids=frozenset(params.stop_token_ids),
+            ends=stop_ids if params.ignore_eos else stop_ids | spec.eos_ids,
+            stop_ids=stop_ids,
             min_tokens=params.min_tokens,
             max_new=max_new,
             budget_asked=params.max_tokens != -1 and params.max_tokens <= context - len(spec.prompt_ids),
@@ -78,11 +79,9 @@ class StandardFinish:
 
     def resolve(self, state: FinishState, token: int) -> Resolution:
         output = state.output
-        if len(output) >= state.min_tokens:
-            if token in state.stop_ids:
-                return Resolution(False, self.flush(state), Ending("stop_token", token))
-            if token in state.ends:
-                return Resolution(False, self.flush(state), Ending("eos"))
+        if token in state.ends and len(output) >= state.min_tokens:
+            ending = Ending("stop_token", token) if token in state.stop_ids else Ending("eos")
+            return Resolution(False, self.flush(state), ending)
         output.append(token)
         try:
             produced = len(output)
