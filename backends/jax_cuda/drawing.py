@@ -16,6 +16,8 @@ from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Carry, Sampler
 from mlxcel_jax_cuda.fingerprint import NotPlain, class_name
 
+_BOOL: Final = np.dtype(np.bool_).str
+
 
 @attrs.frozen(cache_hash=True)
 class DrawShape:
@@ -25,11 +27,11 @@ class DrawShape:
     rows: int  # R
     stages: tuple[str, ...]
     top_logprobs: int | None
-    params: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype, shape behind R
+    params: tuple[tuple[str, str, tuple[int, ...]], ...]  # name, dtype.str, shape behind R
 
     @classmethod
     def of(cls, sampler: Sampler, sampling: SamplingArrays, rows: int) -> DrawShape:
-        params = tuple((name, array.dtype.name, array.shape[1:]) for name, array in sorted(sampling.params.items()))
+        params = tuple((name, array.dtype.str, array.shape[1:]) for name, array in sorted(sampling.params.items()))
         return cls(sampler, rows, sampling.stages, sampling.top_logprobs, params)
 
     @property
@@ -107,7 +109,7 @@ def pack_draw(shape: DrawShape, slots: np.ndarray, params: Mapping[str, np.ndarr
 
 
 def _words(array: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bool":
+    if dtype == _BOOL:
         array = array.astype(np.int32)
     return np.ascontiguousarray(array).view(np.int32).reshape(-1)
 
@@ -136,8 +138,7 @@ def unpack_draw(shape: DrawShape, buffer: jax.Array) -> tuple[jax.Array, dict[st
         length = int(np.prod(size))
         words = buffer[start : start + length].reshape(size)
         start += length
-        is_bool = dtype == "bool"
-        params[name] = words != 0 if is_bool else jax.lax.bitcast_convert_type(words, jnp.dtype(dtype))
+        params[name] = words != 0 if dtype == _BOOL else jax.lax.bitcast_convert_type(words, jnp.dtype(dtype))
     return slots, params
 
 
