@@ -127,7 +127,8 @@ class Broken:
         assert name in self.removed
 
 
-@pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("warm", [True, False])
 def test_programs_that_do_not_run_are_made_anew(monkeypatch, caplog, warm):
     """At the warm-up with a warning and without a fault; on demand the step that met one is lost."""
     few_programs(monkeypatch)
