@@ -198,7 +198,7 @@ def test_an_interrupt_between_the_rows_of_a_step(monkeypatch, rows, alone, nth):
     for _ in range(4):
         rows.turn(rows.going)
     with monkeypatch.context() as patch:
-        interrupted(patch, rows.engine._sampler, "commit", nth=nth, behind=False)
+        interrupted(patch, rows.engine._finish, "resolve", nth=nth, behind=False)
         with pytest.raises(KeyboardInterrupt):
             rows.turn(rows.going, rows.going)
     rows.to_end()
