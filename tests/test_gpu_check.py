@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
+from planted_faults import StaleEntry
 
 from mlxcel_reference_numpy.backend import NumpyBackend
 
@@ -49,22 +50,6 @@ class SwappedTokens(NumpyBackend):
             if end - start > 20:
                 ids[start + 2 : start + 4] = ids[start + 2 : start + 4][::-1]
         return super().submit(attrs.evolve(plan, token_ids=ids))
-
-
-class EmptyPrefix(NumpyBackend):
-    """A row that begins behind positions it did not compute finds an empty page there."""
-
-    def start(self, layout, sampler):
-        self.seen = set()
-        super().start(layout, sampler)
-
-    def submit(self, plan):
-        for row, sequence in enumerate(plan.sequence_ids.tolist()):
-            if sequence not in self.seen and plan.positions[plan.query_start[row]] > 0:
-                first = plan.page_tables[row, :1].tolist()
-                self.import_pages(first, [np.zeros_like(array) for array in self.export_pages(first)])
-            self.seen.add(sequence)
-        return super().submit(plan)
 
 
 class LateNoise(NumpyBackend):
@@ -147,11 +132,11 @@ def test_nothing_is_wrong_without_a_mistake(found, section):
 @pytest.mark.parametrize(
     ("section", "mistake", "seen"),
     [
-        ("r2", EmptyPrefix, {"a prompt cache hit"}),
+        ("r2", StaleEntry, {"a prompt cache hit"}),
         ("r2", SwappedTokens, {"chunk of 256"}),
         ("widths", SwappedTokens, {"1 to 30 tokens of a piece"}),
         ("schedules", StaleTables, set()),
-        ("schedules", EmptyPrefix, set()),
+        ("schedules", StaleEntry, set()),
         ("schedules", LateNoise, set()),
         ("steps", StaleTables, {"8 pages a row", "3 pages a row"}),
         ("context", SwappedTokens, {"chunk of 256, 128", "chunk of 85, 128"}),

@@ -228,18 +228,11 @@ def held(count: int, reached: list[str], error: Exception | None = None) -> None
             raise error
 
 
-def test_one_interrupt_is_held_to_the_end() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_interrupt_is_held_to_the_end_and_a_second_is_not(count: int) -> None:
     reached: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        held(1, reached)
-    assert reached == ["inside"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_second_interrupt_is_not_held() -> None:
-    reached: list[str] = []
-    with pytest.raises(KeyboardInterrupt):
-        held(2, reached)
+        held(count, reached)
     assert reached == ["inside"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
