@@ -46,9 +46,8 @@ def choose_backend(config: EngineConfig, manager: PluginManager) -> Chosen:
         spec = registry.choose(config.backend)
         probe = probed(spec, config.device)
         if not probe.available:
-            raise DeviceError(
-                f"the backend {spec.name} cannot run here: {probe.reason}", hint=_other_way(spec, config.device)
-            )
+            ways = [*([probe.hint] if probe.hint else []), _other_way(spec, config.device)]
+            raise DeviceError(f"the backend {spec.name} cannot run here: {probe.reason}", hint="; or ".join(ways))
         return Chosen(spec.name, _made(registry, spec.name, config), f"{_asked(config)}: {probe.reason}")
     refused: list[str] = []
     for spec in sorted(registry.values(), key=lambda spec: -spec.priority):
@@ -60,12 +59,15 @@ def choose_backend(config: EngineConfig, manager: PluginManager) -> Chosen:
                 if config.device == "auto":
                     raise
                 refused.append(f"{spec.name}: {error.message}")
+                log.warning("not %s", refused[-1])
                 continue
-            why = "the best one available"
-            return Chosen(spec.name, backend, f"{why}; {'; '.join(refused)}" if refused else why)
+            return Chosen(spec.name, backend, "the best one available")
         refused.append(f"{spec.name}: {'only where it is named' if probe.available else probe.reason}")
         if probe.devices and not probe.available:
-            log.warning("%s cannot use %s: %s", spec.name, ", ".join(probe.devices), probe.reason)
+            way = f" ({probe.hint})" if probe.hint else ""
+            log.warning("%s cannot use %s: %s%s", spec.name, ", ".join(probe.devices), probe.reason, way)
+        else:
+            log.info("not %s", refused[-1])
     where = "" if config.device == "auto" else f" on the device {config.device}"
     raise DeviceError(f"no backend can run{where}: {'; '.join(refused) or 'none is installed'}", hint=_GPU_HINT)
 

@@ -57,6 +57,7 @@ def test_doctor_runs_two_tokens_on_each_available_backend(cli: Cli) -> None:
     assert checks["default model smollm2-135m-instruct"]["status"] == "warning"
     assert "not available" in checks["backend jax-cuda"]["detail"]
     assert checks["backend jax-cuda"]["status"] == "absent"
+    assert "mlxcel[cuda13]" in checks["backend jax-cuda"]["hint"]
 
 
 @pytest.mark.parametrize(

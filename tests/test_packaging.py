@@ -172,6 +172,5 @@ def test_h_q7_a_backend_asked_for_by_name_never_falls_back(clean: Environment, t
     assert done.returncode == 3
     assert done.stdout == ""
     error, hint = done.stderr.splitlines()
-    assert error.startswith("error: the backend jax-cuda cannot run here: ")
-    assert "it needs jax and flax (pip install 'mlxcel[cuda13]'" in error
-    assert hint.startswith("hint: ")
+    assert error.startswith("error: the backend jax-cuda cannot run here: it needs jax")
+    assert hint.startswith("hint: on NVIDIA GPUs: pip install 'mlxcel[cuda13]'")

@@ -126,7 +126,7 @@ def _backends(config: EngineConfig, manager: PluginManager) -> Iterator[Check]:
         probe = probed(spec, config.device)
         words = f"{'available' if probe.available else 'not available'}: {probe.reason}"
         devices = f" ({', '.join(probe.devices)})" if probe.devices else ""
-        yield Check(f"backend {spec.name}", "ok" if probe.available else "absent", f"{words}{devices}")
+        yield Check(f"backend {spec.name}", "ok" if probe.available else "absent", f"{words}{devices}", probe.hint)
         if probe.available:
             available.append(spec)
     if not available:

@@ -30,13 +30,14 @@ class Probe:
     """Whether a backend can run here on the device that is asked for, and why.
 
     `devices` names what it runs on, best first, or what is there and it cannot use. `by_name_only`: it is not taken
-    unless somebody names it.
+    unless somebody names it. `hint`: what brings that which is missing.
     """
 
     available: bool
     reason: str
     devices: tuple[str, ...] = ()
     by_name_only: bool = False
+    hint: str | None = None
 
 
 @attrs.frozen
