@@ -1,4 +1,5 @@
-"""One line for each request, when all of it is over (docs/spec/clients.md 3.9)."""
+"""One line for each request, when all of it is over (docs/spec/clients.md 3.9). Of one that only looked something up it
+is for who wants to see everything: health checks, scrapes and counts of tokens would hide the others."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ log = logging.getLogger("mlxcel.access")
 
 MOST: Final = 256
 """Characters of a field that came from outside."""
+
+COUNTS: Final = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"})
+"""Routes of POST that say what a text comes to."""
 
 
 def escaped(text: str) -> str:
@@ -74,8 +78,14 @@ def _rate(results: list[RequestResult]) -> float | None:
     return round(intervals / longest, 1) if intervals and longest else None
 
 
+def only_looked(record: RequestRecord) -> bool:
+    """Whether the request was answered without a token, and nothing is another for it."""
+    return record.status < 400 and (record.method in ("GET", "HEAD", "OPTIONS") or record.route in COUNTS)
+
+
 class AccessLog:
-    """Writes lines by `write`, which is the logger `mlxcel.access` unless somebody else is named."""
+    """Writes lines by `write`, which is the logger `mlxcel.access` at INFO unless somebody else is named, and at DEBUG
+    those of requests that only looked."""
 
     def __init__(self, settings: ServerSettings, write: Callable[[str], None] | None = None) -> None:
         self._settings = settings
@@ -89,7 +99,8 @@ class AccessLog:
             told = fields(record)
             if self._settings.log_prompts and tokenizer is not None:
                 told |= _texts(record, tokenizer)
-            self._write(_as_json(told) if self._settings.log_format == "json" else _as_text(told))
+            line = _as_json(told) if self._settings.log_format == "json" else _as_text(told)
+            (log.debug if only_looked(record) else self._write)(line)
         except Exception:
             log.debug("a request could not be logged", exc_info=True)
 
