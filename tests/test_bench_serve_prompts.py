@@ -64,6 +64,25 @@ def test_random_prompts_have_as_many_tokens_as_they_should(counts: Any, prefix: 
     assert (len(starts) == 1) == (prefix > 0), "the prefix is the same for all"
 
 
+@attrs.define
+class AskedCounter:
+    """Counts words, and how often it is asked."""
+
+    source: str = "words"
+    asked: int = 0
+
+    def count(self, text: str) -> int:
+        self.asked += 1
+        return len(text.split())
+
+
+def test_a_server_is_asked_about_the_prompts_and_hardly_about_words() -> None:
+    """Each question is a request, and a line in another server's log."""
+    counts = AskedCounter()
+    random_prompts(5, RandomSizes(input_len=30), counts, 4)
+    assert counts.asked == 2 + 5
+
+
 def test_the_seed_fixes_the_prompts() -> None:
     sizes = RandomSizes(input_len=30)
     first = random_prompts(5, sizes, WordCounter(), 4)

@@ -39,8 +39,13 @@ class Writer:
     _beside: dict[str, int] = attrs.field(factory=dict)  # by prefix
 
     def __attrs_post_init__(self) -> None:
+        """Where all words together are one token each, that is one question instead of a hundred."""
+        words = WORDS.split()
         alone = self.counter.count("the")
-        costs = {f" {word}": self.counter.count(f"the {word}") - alone for word in WORDS.split()}
+        together = self.counter.count(" ".join(["the", *words])) - alone
+        costs = {
+            f" {word}": 1 if together == len(words) else self.counter.count(f"the {word}") - alone for word in words
+        }
         self._costs = {piece: 1 for piece, cost in costs.items() if cost == 1}
         if len(self._costs) < ENOUGH:  # a tokenizer of bytes, or of another language: a dot fills what words leave
             costs["."] = self.counter.count("the.") - alone
