@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from plugin_doubles import Installer
 from source_doubles import make_wheel
 from tested_backends import BACKENDS, REFERENCE, running_on
 
-# A change must pass or fail by itself: in CI the drawn examples are the same in every run, elsewhere they are new ones.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# A change must pass or fail by itself: on a busy machine too, and in CI the drawn examples are the same in every run,
+# elsewhere they are new ones.
+UNHURRIED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("unhurried", **UNHURRIED)
+settings.register_profile("ci", derandomize=True, **UNHURRIED)
+settings.load_profile("ci" if os.environ.get("CI") else "unhurried")
 
 
 COMPILED = {

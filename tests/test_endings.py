@@ -123,7 +123,7 @@ def test_h_b9_an_empty_stop_string_is_refused():
         drive("alone", [EOS], stop=[""])
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(tokens_of_a_text(), stop_sets(), st.integers(0, 3), st.integers(1, 6))
 def test_stop_strings_do_not_know_their_company(said, stops, min_tokens, after):
     """F14, C52: over a preemption at any token, beside other rows, with a step ahead: as the finish step alone."""

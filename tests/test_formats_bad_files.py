@@ -226,7 +226,7 @@ def test_a_truncated_gguf_says_expected_and_actual_bytes(tmp_path: Path, kept: f
     assert f"the tensors need {len(whole)} bytes, the file has {size}" in message
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), min_size=1, max_size=6),
     cut=st.integers(0, 900),
@@ -327,7 +327,7 @@ def test_a_truncated_shard_says_expected_and_actual_bytes(tmp_path: Path, kept: 
     assert f"the tensors need {len(whole) - base} bytes of data, the file has {size - base}" in message
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     changes=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=4),
     cut=st.integers(0, 200),

@@ -375,7 +375,7 @@ TINY_WEIGHTS = 4 * (320 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64) + 
 TINY_TOKEN = 2 * 2 * 32 * 4
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     asked=st.sampled_from([0, 1, 128, 200, 2048]),
     budget=st.none() | st.integers(1, 2048 * TINY_TOKEN + 4096),
