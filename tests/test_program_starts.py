@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 
@@ -101,7 +102,9 @@ def test_a_second_start_traces_nothing_and_draws_the_same_tokens(tmp_path):
     found, told = starts(tmp_path, True, False)
     assert found == [[tokens, 0, 0], [tokens, 0, 0]], told
     assert f"programs: {lowered} loaded, 0 compiled" in told
-    assert "program _forward: loaded on demand" in told
+    on_demand = re.findall("program forward (.*): loaded on demand", told)
+    assert any(words.startswith("(piece, tokens=") for words in on_demand), on_demand
+    assert len(set(on_demand)) == len(on_demand) > 1, "each says which it is"
 
 
 class Broken:

@@ -38,7 +38,7 @@ class DrawShape:
     def words(self) -> str:
         """For people."""
         listed = "" if self.top_logprobs is None else f", {self.top_logprobs} log-probabilities"
-        return f"draw of {self.rows} rows: {' '.join(self.stages) or 'greedy'}{listed}"
+        return f"draw, rows={self.rows}: {' '.join(self.stages) or 'greedy'}{listed}"
 
     def plainly(self) -> tuple[Any, ...]:
         """As values that tell one from another. NotPlain where its sampler does not say what its draw goes by."""

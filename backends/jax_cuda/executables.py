@@ -76,7 +76,7 @@ class Executables:
         if self._store is None or kept_as is None:
             ready = functools.partial(function, *statics)
         elif found := self._store.load(kept_as):
-            log.info("program %s: loaded on demand", function.__qualname__)
+            log.info("program %s: loaded on demand", _told(function, statics))
             try:
                 given = jax.block_until_ready(found(*arrays))  # type: ignore[no-untyped-call]
             except Exception:
@@ -85,7 +85,7 @@ class Executables:
             self._ready[function, statics] = found
             return given
         else:
-            log.info("program %s: compiled on demand", function.__qualname__)
+            log.info("program %s: compiled on demand", _told(function, statics))
             with unasked():
                 ready = compile_aside(function, arguments)
             self._store.keep(kept_as, ready)
@@ -106,6 +106,12 @@ class Executables:
 
     def _kept_as(self, function: Any, arguments: tuple[Any, ...]) -> str | None:
         return None if self._store is None else self._store.name(function, *parts(arguments))
+
+
+def _told(function: Any, statics: tuple[Any, ...]) -> str:
+    """For people: the function, and the shapes that tell this program of it from its others."""
+    shapes = ", ".join(each.words for each in statics if hasattr(each, "words"))
+    return function.__qualname__.lstrip("_") + (f" ({shapes})" if shapes else "")
 
 
 def _key(program: Program) -> _Key:

@@ -58,7 +58,8 @@ class Shape:
     @property
     def words(self) -> str:
         """For people."""
-        return f"decode of {self.rows} rows" if self.width == 1 else f"piece of {self.width} tokens, {self.logits} read"
+        what = f"decode, rows={self.rows}" if self.width == 1 else f"piece, tokens={self.width} read={self.logits}"
+        return f"{what} pages={self.pages}"
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
