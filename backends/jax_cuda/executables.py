@@ -111,7 +111,7 @@ class Executables:
 def _told(function: Any, statics: tuple[Any, ...]) -> str:
     """For people: the function, and the shapes that tell this program of it from its others."""
     shapes = ", ".join(each.words for each in statics if hasattr(each, "words"))
-    return function.__qualname__.lstrip("_") + (f" ({shapes})" if shapes else "")
+    return f"{function.__qualname__.lstrip('_')}{f' ({shapes})' if shapes else ''}"
 
 
 def _key(program: Program) -> _Key:
