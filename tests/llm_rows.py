@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from mlxcel import LLM, RequestOutput, SamplingParams
+from mlxcel import RequestOutput, SamplingParams
 
 BACKEND = "reference-numpy"
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -16,16 +16,6 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 def ids(output: RequestOutput) -> tuple[int, ...]:
     return output.outputs[0].token_ids
-
-
-def idle(llm: LLM) -> bool:
-    """Whether no row and no page is taken: asked between two ticks, until those that were cancelled have left."""
-    for _ in range(1000):
-        stats = llm.stats()
-        kv = stats["kv"]
-        if (stats["scheduler"]["rows_busy"], stats["scheduler"]["num_requests_waiting"], kv["owned"]) == (0, 0, 0):
-            return kv["free"] + kv["cached"] == kv["total"]
-    return False
 
 
 def mixed(count: int) -> list[object]:

@@ -11,15 +11,18 @@ from typing import Any
 
 import attrs
 import pytest
+from other_threads import PATIENCE
 
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="the chat page's tests need playwright (pip install playwright)"
 )
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, ViewportSize, expect, sync_playwright  # noqa: E402
 
+expect.set_options(timeout=1000 * PATIENCE)
+
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-CLOCK = "window.pageNow = 0; performance.now = () => window.pageNow;"
-"""The page's own clock stands still until `Visit.at` moves it."""
+CLOCK = "window.pageNow = 0; performance.now = () => window.pageNow; Date.now = () => 1e12 + window.pageNow;"
+"""The page's own clocks stand still until `Visit.at` moves them."""
 WATCH = "addEventListener('securitypolicyviolation', (it) => console.error('CSP: ' + it.violatedDirective))"
 
 
@@ -71,12 +74,17 @@ class Visit:
         return self
 
     def at(self, milliseconds: float) -> None:
-        """It is so late on the page's own clock."""
+        """It is so late on the page's own clocks."""
         self.page.evaluate("time => { window.pageNow = time; }", milliseconds)
 
     def ask(self, text: str) -> None:
+        self.rest()
         self.input.fill(text)
         self.input.press("Enter")
+
+    def rest(self) -> None:
+        """Until no reply is being written: what is asked for before is not done. Its last words are shown earlier."""
+        expect(self.button("Stop")).to_be_hidden()
 
     @property
     def input(self) -> Locator:
@@ -114,7 +122,7 @@ def visiting(browser: Browser, *, width: int = 1280, height: int = 800, dark: bo
     """A browser profile of its own, without anything stored."""
     size: ViewportSize = {"width": width, "height": height}
     context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light", locale="en-GB")
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(1000 * PATIENCE)
     try:
         yield context
     finally:

@@ -10,6 +10,8 @@ import re
 import threading
 from typing import Any
 
+from other_threads import PATIENCE
+
 from mlxcel.core.backend import BackendSpec, Probe
 from mlxcel.core.named import Named
 from mlxcel.core.plan import StepPlan, StepResult
@@ -38,7 +40,7 @@ class Gate:
             self._free -= 1
         elif not self.open.is_set():
             self.waited.set()
-            self.open.wait(30)
+            self.open.wait(PATIENCE)
 
 
 GATE = Gate()

@@ -18,6 +18,7 @@ from typing import Any
 import script_plugin
 from hypercorn.asyncio import serve as run_hypercorn
 from hypercorn.config import Config
+from other_threads import PATIENCE, idle, until
 from script_plugin import GATE
 from starlette.applications import Starlette
 
@@ -28,6 +29,7 @@ from mlxcel.plugins.discovery import GROUP, EntryPoint
 from mlxcel.plugins.manager import PluginManager
 from mlxcel.serve_engine import Serving, serve
 from mlxcel.server.app import create_app
+from mlxcel.server.record import RequestRecord
 from mlxcel.server.run import listen, run
 from mlxcel.server.settings import ServerSettings, serving_config
 from mlxcel.testing.byte_tokenizer import ByteTokenizer
@@ -46,8 +48,11 @@ class ScriptServer:
     """What a test holds of a server that runs. Threads of tests may ask it; `app`, `state` and `serving` are the
     server's own, to be looked at; `end` ends it before its time."""
 
-    def __init__(self, port: int, app: Starlette, serving: Serving, end: Callable[[], None]) -> None:
+    def __init__(
+        self, port: int, app: Starlette, serving: Serving, loop: asyncio.AbstractEventLoop, end: Callable[[], None]
+    ) -> None:
         self.port, self.app, self.serving, self.end = port, app, serving, end
+        self._loop = loop
         self.state = app.state.server
         self.url = f"http://127.0.0.1:{port}"
         self._connections: dict[int, HTTPConnection] = {}  # by thread
@@ -66,7 +71,7 @@ class ScriptServer:
     def _connection(self) -> Iterator[HTTPConnection]:
         """One that is open, or can be opened; kept for the next request unless it fails or the server closes it."""
         thread = threading.get_ident()
-        connection = self._connections.pop(thread, None) or HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = self._connections.pop(thread, None) or HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         if connection.sock is not None and select.select([connection.sock], [], [], 0)[0]:
             connection.close()  # the server did so before
         try:
@@ -91,7 +96,7 @@ class ScriptServer:
         request = urllib.request.Request(
             self.url + path, json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
             return str(reply.read().decode())
 
     def stream(self, path: str, body: Any) -> list[Any]:
@@ -104,7 +109,7 @@ class ScriptServer:
         """A connection on which a request was sent. `buffer` bytes wait on this side, if it is said."""
         sent = json.dumps(body).encode()
         made = socket.socket()
-        made.settimeout(30)
+        made.settimeout(PATIENCE)
         if buffer is not None:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
         made.connect(("127.0.0.1", self.port))
@@ -115,13 +120,27 @@ class ScriptServer:
         return made
 
     def idle(self) -> bool:
-        """Whether no row and no page is taken; asked between two ticks, until those that were cancelled have left."""
-        for _ in range(1000):
-            stats = self.serving.stats()
-            kv, scheduler = stats["kv"], stats["scheduler"]
-            if (scheduler["rows_busy"], scheduler["num_requests_waiting"], kv["owned"]) == (0, 0, 0):
-                return bool(kv["free"] + kv["cached"] == kv["total"])
-        return False
+        """Whether no row and no page is taken, once those that were cancelled have left."""
+        return idle(self.serving)
+
+    def heard_hang_ups(self) -> None:
+        """Wait until the server knows of each client of a request that lives that it left, and the engine has been
+        told to end its rows."""
+        until(lambda: all(record.left for record in self._live()))
+        self._behind_the_loop()  # it tells the engine in the same turn
+
+    def done(self) -> None:
+        """Wait until every request so far is over: counted, and its line written."""
+        until(lambda: not self._live())
+        self.serving.stats()  # behind the engine's tick that ended the last row
+        self._behind_the_loop()  # and behind what that tick had it do
+
+    def _live(self) -> list[RequestRecord]:
+        return list(self.state.requests._live.values())
+
+    def _behind_the_loop(self) -> None:
+        """Wait for all that the event loop had to do."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(PATIENCE)
 
 
 @contextmanager
@@ -140,6 +159,7 @@ def running(
     hypercorn = Config()
     hypercorn.bind = [f"fd://{bound.detach()}"]
     hypercorn.graceful_timeout = 0.1
+    hypercorn.keep_alive_timeout = 3600  # connections are kept between tests: none ends while it is being used
     hypercorn.errorlog = None
     loop, over = asyncio.new_event_loop(), asyncio.Event()
 
@@ -153,15 +173,15 @@ def running(
         if thread.is_alive():
             GATE.open.set()
             loop.call_soon_threadsafe(over.set)
-            thread.join(30)
+            thread.join(PATIENCE)
 
     thread = threading.Thread(target=work, name="script-server")
     thread.start()
     try:
         state = app.state.server
-        asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(60)
+        asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(PATIENCE)
         assert state.failure is None, state.failure
-        with closing(ScriptServer(port, app, made[0], end)) as server:
+        with closing(ScriptServer(port, app, made[0], loop, end)) as server:
             yield server
     finally:
         end()
@@ -186,13 +206,13 @@ def commanded(model: Path, settings: ServerSettings | None = None, **options: An
         GATE.open.set()
         with suppress(RuntimeError):  # it may have ended by itself
             loops[0].call_soon_threadsafe(state.over.set)
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(PATIENCE)
     try:
-        with closing(ScriptServer(port, app, made[0], end)) as server:
+        with closing(ScriptServer(port, app, made[0], loops[0], end)) as server:
             yield server
     finally:
         end()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from other_threads import comes_to
 from page_browser import Visit, ready, words
 from page_server import PageServer
 from playwright.sync_api import expect
@@ -125,7 +126,7 @@ def test_stop_closes_the_connection_and_keeps_the_text(
     server.answer = "fine"
     visit.ask("go on")
     expect(visit.reply).to_have_text("fine")
-    assert server.hung_up == 1
+    comes_to(lambda: server.hung_up, 1)
     assert server.bodies[1]["messages"][1]["content"] == "1 2 3"
 
 

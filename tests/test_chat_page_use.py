@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
+from other_threads import until
 from page_browser import Visit, ready, words
 from page_server import DRAINING, FULL, LOADING, UNHEALTHY, PageServer, Refused
 from playwright.sync_api import expect
@@ -43,8 +45,8 @@ def test_a_server_that_ends_or_has_failed_says_so(server: PageServer, visits: Ca
 
 
 def test_a_full_server_is_tried_again_when_it_said(server: PageServer, visits: Callable[..., Visit]) -> None:
-    visit = ready(visits(server))
-    server.refusals.append(FULL)
+    visit = ready(visits(server, clock=True))
+    server.refusals.append(attrs.evolve(FULL, headers={"Retry-After": "600"}))
     server.answer = "Here I am."
     visit.ask("hello")
     fault = visit.messages.last.get_by_role("alert")
@@ -53,11 +55,16 @@ def test_a_full_server_is_tried_again_when_it_said(server: PageServer, visits: C
     expect(visit.state).to_have_text("Busy")
     button = fault.get_by_role("button")
     expect(button).to_be_disabled()
-    expect(button).to_have_text("Retry in 2 s")
+    expect(button).to_have_text("Retry in 600 s")
+    visit.at(1000)
+    expect(button).to_have_text("Retry in 599 s")
+    visit.at(600_000)
     expect(button).to_have_text("Retry")
+    visit.rest()
     button.click()
     expect(visit.reply).to_have_text("Here I am.")
     assert server.bodies[0] == server.bodies[1]
+    visit.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     ready(visit)
 
 
@@ -73,6 +80,7 @@ def test_an_error_in_mid_stream_keeps_what_came(server: PageServer, visits: Call
     expect(fault).to_contain_text("request req-0001")
     expect(visit.reply).to_have_text("Half a")
     server.answer = "Whole."
+    visit.rest()
     visit.button("Retry").click()
     expect(visit.reply).to_have_text("Whole.")
     expect(visit.messages).to_have_count(2)
@@ -190,18 +198,21 @@ def test_regenerate_edit_and_delete(server: PageServer, visits: Callable[..., Vi
     visit.ask("one")
     expect(visit.reply).to_have_text("first")
     server.answer = "second"
+    visit.rest()
     visit.messages.last.get_by_text("Regenerate").click()
     expect(visit.reply).to_have_text("second")
     assert server.bodies[1]["messages"] == said(("user", "one"))
     visit.ask("two")
     expect(visit.messages).to_have_count(4)
     expect(visit.reply).to_have_text("second")
+    visit.rest()
     visit.messages.first.get_by_text("Edit").click()
     visit.setting("Edit the message").fill("uno")
     visit.setting("Edit the message").press("Enter")
     expect(visit.messages).to_have_count(2)
     expect(visit.reply).to_have_text("second")
     assert server.bodies[3]["messages"] == said(("user", "uno"))
+    visit.rest()
     visit.messages.last.get_by_text("Edit").click()
     visit.setting("Edit the message").fill("my words")
     visit.button("Save").click()
@@ -209,6 +220,7 @@ def test_regenerate_edit_and_delete(server: PageServer, visits: Callable[..., Vi
     visit.ask("three")
     expect(visit.reply).to_have_text("second")
     assert server.bodies[4]["messages"] == said(("user", "uno"), ("assistant", "my words"), ("user", "three"))
+    visit.rest()
     visit.messages.first.get_by_text("Delete").click()
     expect(visit.messages).to_have_count(2)
     visit.messages.last.get_by_text("Regenerate").click()
@@ -262,6 +274,7 @@ def test_without_storage_clipboard_and_secure_origin(server: PageServer, visits:
     visit.page.add_init_script(
         "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };"
         "delete Navigator.prototype.clipboard; delete Crypto.prototype.randomUUID;"
+        "const later = setTimeout; window.setTimeout = (call, wait, ...more) => later(call, 100 * wait, ...more);"
         "document.execCommand = (command) => { window.copied = document.activeElement.value; return true; };"
     )
     visit.page.reload()
@@ -273,6 +286,7 @@ def test_without_storage_clipboard_and_secure_origin(server: PageServer, visits:
         expect(visit.messages).to_have_count(count)
         expect(visit.figures.last).to_have_text("finished")
     expect(visit.page.get_by_text("This browser keeps no more")).to_be_visible()
+    visit.rest()
     visit.reply.get_by_role("button", name="Copy").click()
     expect(visit.reply.get_by_role("button", name="Copied")).to_be_visible()
     assert visit.page.evaluate("window.copied") == "code"
@@ -328,6 +342,7 @@ def test_everything_is_done_by_keyboard(server: PageServer, visits: Callable[...
     visit.page.keyboard.type("two")
     press("Enter")
     expect(visit.button("Stop")).to_be_visible()
+    until(lambda: server.bodies)
     assert server.bodies[0]["messages"] == said(("user", "one\ntwo"))
     server.say("Half", 1)
     expect(visit.reply).to_have_text("Half")

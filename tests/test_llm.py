@@ -9,7 +9,8 @@ from pathlib import Path
 import attrs
 import pytest
 from cli_runs import Cli
-from llm_rows import BACKEND, ENDLESS, GREEDY, HELLO, idle, ids, mixed
+from llm_rows import BACKEND, ENDLESS, GREEDY, HELLO, ids, mixed
+from other_threads import idle
 from plugin_doubles import Installer
 from script_llm import script_options
 from tiny_checkpoint import BOS, write_tiny_llama

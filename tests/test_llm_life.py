@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from llm_rows import BACKEND, ENDLESS, GREEDY, HELLO, engine_threads, idle, ids, mixed
+from llm_rows import BACKEND, ENDLESS, GREEDY, HELLO, engine_threads, ids, mixed
+from other_threads import PATIENCE, idle
 from plugin_doubles import Installer
 from script_llm import script_options
 from tiny_checkpoint import BOS, write_json, write_tiny_llama
@@ -231,7 +232,7 @@ def test_close_ends_everything_and_may_be_called_again(model: Path) -> None:
     backend = weakref.ref(llm._client._serving.model.engine._backend)
     llm.close()
     llm.close()
-    assert engine_threads() == before
+    assert engine_threads() <= before
     with pytest.raises(MlxcelError):
         list(stream)
     taking = {"a": ("generate", "stream", "tokenize"), (): ("generate", "detokenize"), None: ("stats", "get_tokenizer")}
@@ -249,7 +250,7 @@ def test_a_with_block_closes_on_an_exception(model: Path) -> None:
     before = engine_threads()
     with pytest.raises(ZeroDivisionError), LLM(model, backend=BACKEND) as llm:
         raise ZeroDivisionError
-    assert engine_threads() == before
+    assert engine_threads() <= before
     with pytest.raises(RuntimeError):
         llm.generate("a")
 
@@ -262,7 +263,7 @@ def test_an_object_that_is_dropped_ends_its_thread(model: Path) -> None:
     del llm
     gc.collect()
     for thread in engine_threads() - before:
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     gc.collect()
     assert backend() is None
@@ -280,7 +281,7 @@ def test_a_model_that_cannot_be_served_leaves_nothing(model: Path, monkeypatch: 
     with pytest.raises(UsageError, match="not at this level"):
         LLM(model, backend=BACKEND)
     gc.collect()
-    assert engine_threads() == before
+    assert engine_threads() <= before
     assert [backend() for backend in backends] == [None]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from other_threads import PATIENCE, comes_to
 from script_server import GATE, ScriptServer, running
 from tiny_checkpoint import write_tiny_llama
 
@@ -29,15 +29,6 @@ def open_gate() -> Iterator[None]:
     GATE.open.set()
 
 
-def until(reached: Callable[[], bool]) -> None:
-    """Waits for another thread, which gets there or fails the test."""
-    for _ in range(3000):
-        if reached():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to that")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 def test_h_k3_a_client_that_hangs_up_ends_its_rows(server: ScriptServer, path: str, stream: bool) -> None:
@@ -45,13 +36,13 @@ def test_h_k3_a_client_that_hangs_up_ends_its_rows(server: ScriptServer, path: s
     before = server.serving.stats()["scheduler"]
     GATE.shut()
     connection = server.raw(path, {**BODIES[path], "stream": stream})
-    assert GATE.waited.wait(30)
+    assert GATE.waited.wait(PATIENCE)
     connection.close()
-    until(lambda: all(record.left for record in list(server.state.requests._live.values())))
+    server.heard_hang_ups()
     GATE.open.set()
     assert server.idle()
     after = server.serving.stats()["scheduler"]
     assert after["generation_tokens_total"] - before["generation_tokens_total"] < 50
     ended = [stats["request_finished_total"].get("cancelled", 0) for stats in (before, after)]
     assert ended[1] - ended[0] == len(BODIES[path].get("prompt", [LONG]))
-    until(lambda: len(server.state.requests._live) == 0)
+    comes_to(lambda: len(server.state.requests), 0)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from other_threads import PATIENCE, comes_to, until
 from script_server import ScriptServer, commanded, running
 from starlette.types import Message, Receive, Scope, Send
 from test_server_bodies import reading
-from test_server_connections import read_until, until
+from test_server_connections import read_until
 from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.server import arrival, bodies
@@ -48,7 +49,7 @@ def server(model: Path) -> Iterator[ScriptServer]:
 
 def begun(server: ScriptServer, method: str, path: str, *headers: str, body: bytes = b"") -> socket.socket:
     """A connection on which the head of a request was sent, in one packet with the beginning of its body."""
-    made = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    made = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
     lines = [f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]
     made.sendall("\r\n".join(lines).encode() + body)
     return made
@@ -93,7 +94,7 @@ def test_a_body_that_nobody_reads_holds_no_connection(
         assert reply.startswith(f"HTTP/1.1 {status} ".encode())
         if not end:
             rest_of(connection)
-        until(lambda: len(server.state.requests) == 0)
+        comes_to(lambda: len(server.state.requests), 0)
     assert server.post("/v1/completions", {"prompt": "<<ok>>"}, {"x-api-key": KEY})[0] == 200
 
 
@@ -118,7 +119,7 @@ def test_a_body_that_does_not_arrive_is_408(
     error = json.loads(body)["error"]
     assert {name: error[name] for name in told} == told
     assert f"{len(sent)} bytes" in error["message"]
-    until(lambda: len(server.state.requests) == 0)
+    comes_to(lambda: len(server.state.requests), 0)
 
 
 class Paced(asyncio.SelectorEventLoop):
@@ -213,7 +214,7 @@ def test_a_long_body_is_read_beside_the_event_loop_and_alone(
         if len(body) > 60_000:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-            assert go.wait(30)
+            assert go.wait(PATIENCE)
             inside[0] -= 1
         return parse_json(body)
 
@@ -235,6 +236,6 @@ def test_a_head_that_does_not_arrive_is_cut_off(model: Path, monkeypatch: pytest
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     with commanded(model) as server:
         for before in (b"", whole):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
                 connection.sendall(before + whole[:-2])
                 assert rest_of(connection).count(b"HTTP/1.1 200 ") == bool(before)
