@@ -12,6 +12,7 @@ from mlxcel.core.events import Delta, Ended
 from mlxcel.core.outbox import MAX_BYTES, Outbox
 from mlxcel.core.watchdog import Watchdog
 from mlxcel.errors import EngineUnhealthy, QueueFull
+from mlxcel.testing.byte_tokenizer import EOS
 from mlxcel.testing.clock import ManualClock
 
 
@@ -71,6 +72,35 @@ def test_a_listener_that_hears_of_an_end_may_ask_for_the_next_request():
     assert done.wait(PATIENCE)
     assert [seen(reply)[0].text for reply in replies] == [alone(name, max_tokens=3)[0] for name in "abcd"]
     it.scheduler.close()
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_who_asks_again_at_the_end_of_a_reply_does_not_wait(run_ahead):
+    """C8: of a queue that holds nothing. The one place is as good as free when the client hears of the end, and stays
+    so while a step that was begun before is in flight; a second request would wait."""
+    options = {"max_queue_depth": 0, "force_sync": not run_ahead}
+    it = bench(lambda row: [120, 120, EOS, EOS], slots=1, options=options)
+    replies, refused = [it.ask("first")], []
+
+    def ask_next():
+        if len(replies) < 4 and replies[-1].over:
+            replies.append(it.ask(f"next {len(replies)}"))
+            replies[-1].listen(ask_next)
+            try:
+                it.ask("too many")
+            except QueueFull as error:
+                refused.append(error)
+
+    replies[0].listen(ask_next)
+    it.run()
+    for _ in range(3):
+        replies.append(it.ask(f"later {len(replies)}"))
+        while not replies[-1].over:
+            it.scheduler.tick()
+    it.run()
+    assert [seen(reply)[0].text for reply in replies] == ["xx"] * 7
+    assert len(refused) == 3
+    assert it.all_free()
 
 
 def test_a_cancel_from_another_thread_ends_a_row_that_runs():

@@ -290,5 +290,5 @@ class EngineLoop:
         counters.num_requests_waiting = self._inbox.waiting
         counters.rows_total = self._engine.settings.slots
         counters.rows_busy = len(self._roster.seated)
-        self._inbox.count(busy=len(self._roster.seated))
+        self._inbox.count(busy=self._roster.staying)
         self._watchdog.busy(bool(self._roster.seated))

@@ -51,6 +51,7 @@ class Roster:
         self.line = WaitingLine()
         self.ring = ring
         self.seated: dict[int, Row] = {}  # by sequence id, in the order they were admitted
+        self._ended: set[int] = set()  # sequence ids of these whose rows are over, until nothing of them is in flight
 
     # --- coming -------------------------------------------------------------------------------------------------------
 
@@ -110,7 +111,12 @@ class Roster:
     def _waits_no_more(self, job: Job) -> None:
         if job.waits and all(row.started is not None or row.state is RowState.ENDED for row in job.rows):
             job.waits = False
-            self._inbox.count(busy=len(self.seated), left=1)
+            self._inbox.count(busy=self.staying, left=1)
+
+    @property
+    def staying(self) -> int:
+        """Places that are taken and do not come free by themselves: who asks for the next one does not wait."""
+        return len(self.seated) - len(self._ended)
 
     def views(self) -> list[RowView]:
         """Of all rows that ever had a place and have not ended."""
@@ -184,14 +190,18 @@ class Roster:
     # --- going --------------------------------------------------------------------------------------------------------
 
     def end(self, row: Row, cause: str, detail: Any = None, *, error: Exception | None = None) -> None:
-        """The row is over: its client hears of it now, its place is free once nothing of it is in flight."""
+        """The row is over: its client hears of it now, its place is free once nothing of it is in flight. What the
+        client asks for next finds it counted as free."""
         if row.state is RowState.WAITING:
             self._forget_waiting(row)
         if row in self.ring:
             self.ring.remove(row)
         row.state = RowState.ENDED
-        self._records.end(row, cause, detail, error)
+        if row.sequence_id is not None and row.sequence_id in self.seated:
+            self._ended.add(row.sequence_id)
+            self._inbox.count(busy=self.staying)
         self._waits_no_more(row.job)
+        self._records.end(row, cause, detail, error)
         self._release_behind(row.job)
         row.donates = error is None or cause == "cancelled"
         self.retire(row)
@@ -220,4 +230,5 @@ class Roster:
         if row.sequence_id is not None:
             self._engine.close(row.sequence_id)
             self.seated.pop(row.sequence_id, None)
+            self._ended.discard(row.sequence_id)
             row.sequence_id = None
