@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from script_plugin import GATE
-from script_server import plugins
+from script_server import fresh_numbers, plugins
 from starlette.testclient import TestClient
 
 from mlxcel.config import EngineConfig
@@ -47,7 +47,7 @@ def asked(
         )
 
     app = create_app(settings, load, config=config, write=write)
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with fresh_numbers(), TestClient(app, raise_server_exceptions=False) as client:
         if wait:
             ready(client)
             assert app.state.server.failure is None

@@ -10,10 +10,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import script_plugin
 from hypercorn.asyncio import serve as run_hypercorn
@@ -181,7 +182,7 @@ def running(
         state = app.state.server
         asyncio.run_coroutine_threadsafe(state.settled.wait(), loop).result(PATIENCE)
         assert state.failure is None, state.failure
-        with closing(ScriptServer(port, app, made[0], loop, end)) as server:
+        with fresh_numbers(), closing(ScriptServer(port, app, made[0], loop, end)) as server:
             yield server
     finally:
         end()
@@ -212,10 +213,15 @@ def commanded(model: Path, settings: ServerSettings | None = None, **options: An
     thread.start()
     assert ready.wait(PATIENCE)
     try:
-        with closing(ScriptServer(port, app, made[0], loops[0], end)) as server:
+        with fresh_numbers(), closing(ScriptServer(port, app, made[0], loops[0], end)) as server:
             yield server
     finally:
         end()
+
+
+def fresh_numbers() -> AbstractContextManager[object]:
+    """No reader of a server's numbers gets those of a moment ago, however long the engine's thread is held up."""
+    return patch("mlxcel.server.snapshot.PATIENCE", PATIENCE)
 
 
 def _application(

@@ -160,7 +160,7 @@ def fake_pip(folder: Path, *body: str, version: str = "26.3") -> tuple[str, ...]
                 sys.exit(0)
             wheels, temporary = pathlib.Path(argv[argv.index("-d") + 1]), pathlib.Path(os.environ["TMPDIR"])
             def wait_for(path):
-                for _ in range(3000):
+                for _ in range(6000):
                     if path.exists():
                         return
                     time.sleep(0.01)
@@ -199,15 +199,6 @@ class StepClock:
 
 def files_under(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits for another process; the bound only keeps a failing test from hanging."""
-    for _ in range(6000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("waited 30 s in vain")
 
 
 def failure(fetch: object, target: Path) -> DownloadError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import anthropic
 import pytest
+from other_threads import PATIENCE
 from script_plugin import GATE
 from script_server import ScriptServer, running
 from tiny_checkpoint import write_tiny_llama
@@ -123,7 +124,7 @@ def test_the_client_without_a_key_and_with_a_full_queue(model: Path) -> None:
         with client_of(made) as known:
             GATE.shut()
             with known.messages.stream(**sdk("<<abc>>")) as running_one:
-                assert GATE.waited.wait(30)
+                assert GATE.waited.wait(PATIENCE)
                 with pytest.raises(anthropic.APIStatusError) as full:
                     known.messages.create(**sdk("<<b>>"))
                 GATE.open.set()

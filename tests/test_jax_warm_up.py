@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+from other_threads import PATIENCE
 from real_engine import real_engine
 from test_standard_block import MODELS, SMALL
 
@@ -97,7 +98,7 @@ def test_a_program_that_cannot_be_compiled_is_named(broken):
 def test_programs_are_compiled_side_by_side(monkeypatch):
     """Each waits for the other: one after the other they would wait for ever."""
     monkeypatch.setattr(compile_ahead.os, "cpu_count", lambda: 2)
-    met, done = threading.Barrier(2, timeout=30), []
+    met, done = threading.Barrier(2, timeout=PATIENCE), []
     compile_together([Program(name, Pretended(met.wait), ()) for name in "ab"], done.append)
     assert done[-1] == 2
 
@@ -110,11 +111,11 @@ def test_an_interrupt_begins_no_other_program_and_waits_for_none(monkeypatch):
     def slowly():
         began.append(1)
         under_way.set()
-        assert released.wait(30)
+        assert released.wait(PATIENCE)
         ended.set()
 
     def interrupted():
-        assert under_way.wait(30)
+        assert under_way.wait(PATIENCE)
         raise KeyboardInterrupt
 
     def programs():
@@ -126,5 +127,5 @@ def test_an_interrupt_begins_no_other_program_and_waits_for_none(monkeypatch):
         compile_together(programs(), lambda done: None)
     assert not ended.is_set()
     released.set()
-    assert ended.wait(30)
+    assert ended.wait(PATIENCE)
     assert len(began) == 1

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from other_threads import PATIENCE
 from real_scheduler import random_ids, said, served
 
 from mlxcel.core.events import Ended, Started
@@ -19,8 +20,6 @@ from mlxcel.errors import QueueFull, ShuttingDown
 pytestmark = pytest.mark.on_jax(most=0)
 
 STORES = ("dense", "paged")
-PATIENCE = 60
-"""Seconds that a test waits for what must come: beyond any load of the machine, so that only a hang exceeds it."""
 
 LONG = [random_ids(40, seed=seed) for seed in range(3)]
 KINDS = {

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from other_threads import PATIENCE
 from script_server import GATE, ScriptServer, running
 from tiny_checkpoint import write_tiny_llama
 
@@ -143,7 +144,7 @@ def test_a_full_server_is_tried_again(server: ScriptServer) -> None:
     """503 with Retry-After: the client waits as it is told and asks again."""
     GATE.shut()
     first = server.raw("/v1/completions", {"prompt": "<<a>>"})
-    assert GATE.waited.wait(30)
+    assert GATE.waited.wait(PATIENCE)
     waits: list[float] = []
 
     class Patient(openai.OpenAI):
@@ -153,7 +154,7 @@ def test_a_full_server_is_tried_again(server: ScriptServer) -> None:
             first.recv(1)
 
     try:
-        with Patient(base_url=f"{server.url}/v1", api_key="none", max_retries=2) as client:
+        with Patient(base_url=f"{server.url}/v1", api_key="none", max_retries=1000) as client:
             reply = client.completions.create(model="tiny", prompt="<<b>>")
     finally:
         GATE.open.set()

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 from llm_rows import BACKEND, GREEDY, HELLO, ids, mixed
+from other_threads import PATIENCE
 from script_plugin import GATE
 from script_server import ScriptServer, running
 from tiny_checkpoint import write_tiny_llama
@@ -278,9 +279,11 @@ def test_leaving_a_stream_frees_the_row(script: ScriptServer) -> None:
     with LLM(base_url=script.url) as llm:
         deltas = llm.stream("<<" + "a" * 500 + ">>", SamplingParams(temperature=0))
         assert isinstance(deltas, Generator)
+        GATE.shut(after=50)
         assert next(deltas).text == "a"
-        GATE.shut()
+        assert GATE.waited.wait(PATIENCE)
         deltas.close()
+        script.heard_hang_ups()
         GATE.open.set()
         assert script.idle()
         assert script.serving.stats()["scheduler"]["generation_tokens_total"] < 500
@@ -309,9 +312,9 @@ def test_close_ends_what_runs_and_what_comes_after(script: ScriptServer) -> None
         target=lambda: outputs.extend(llm.generate("<<aaaa>>", GREEDY, on_error="return")), name="caller"
     )
     thread.start()
-    assert GATE.waited.wait(30)
+    assert GATE.waited.wait(PATIENCE)
     llm.close()
-    thread.join(30)
+    thread.join(PATIENCE)
     llm.close()
     GATE.open.set()
     assert [output.outputs[0].finish_cause for output in outputs] == ["cancelled"]
@@ -339,7 +342,7 @@ def test_coroutines_and_an_abort(script: ScriptServer) -> None:
             GATE.shut()
             task = asyncio.create_task(last(llm, "<<never>>", "tale"))
             gone = asyncio.create_task(last(llm, "<<never>>"))
-            await asyncio.to_thread(GATE.waited.wait, 30)
+            await asyncio.to_thread(GATE.waited.wait, PATIENCE)
             assert await llm.abort("tale")
             assert (await task).outputs[0].finish_cause == "cancelled"
             gone.cancel()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from other_threads import PATIENCE
 
 from mlxcel.core.events import Delta, Ended, Started
 from mlxcel.core.outbox import Outbox
@@ -45,7 +46,7 @@ class Served:
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await main()
 
     asyncio.run(bounded())

