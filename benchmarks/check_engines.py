@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from narrow_backend import narrow
 from random_engines import Bench, Setup, open_engine
 from witness import Witness, WitnessSampler
 
@@ -101,7 +102,7 @@ class CheckEngines:
         if checkpoint is None and key in self._open:
             return self._open[key]
         self._listen()
-        backend = _narrow(self._make, rows, tokens)(
+        backend = narrow(self._make, rows, tokens)(
             device=self._device,
             dtype=dtype or self._dtype,
             deterministic=setup.deterministic,
@@ -175,37 +176,6 @@ def not_invariant(bench: Bench) -> Rows:
     company."""
     if bench.engine.level != "R2":
         yield {"shape": bench.setup.shape, "level": bench.engine.level, "wrong": True}
-
-
-def _narrow(backend_class: Any, rows: tuple[int, ...], tokens: tuple[int, ...]) -> Any:
-    """The backend with a closed set of a few widths. At level R1 it has one of each anyway."""
-    from mlxcel_jax_cuda.launch import Launching, Shape, Widths
-
-    class FewLaunches(Launching):
-        """Nothing is scored, so that what would score is the narrowest decode, and its programs are there once."""
-
-        @property
-        def shapes(self) -> list[Shape]:
-            return super().shapes[1:]
-
-        @property
-        def scores(self) -> Shape:
-            return super().shapes[0]
-
-    class NarrowBackend(backend_class):  # type: ignore[misc]
-        def start(self, layout: Any, sampler: Any) -> None:
-            super().start(layout, sampler)
-            running = self._running
-            widths = Widths(rows, tokens)
-            if self.caps.level == "R1":
-                widths = Widths((self.caps.r1_rows,), (self.caps.r1_tokens,))
-            running.launching = FewLaunches(widths, slots=layout.slots, pages=running.launching.pages)
-
-        def _listed(self, *given: Any) -> Iterator[Any]:
-            """Each once: scores of all kinds are one program here."""
-            yield from {program.name: program for program in super()._listed(*given)}.values()
-
-    return NarrowBackend
 
 
 def _short(value: Any) -> str:

@@ -38,9 +38,10 @@ from mlxcel.config import set_variables
 from mlxcel_reference_numpy.backend import NumpyBackend
 
 REFERENCES: Final = 2
-"""Processes that compute the reference, with THREADS each and behind everybody else. More would take the cores of the
-one that is checked."""
+"""Processes that compute the reference, with THREADS each, behind the one that is checked but not at the very end: on a
+machine whose cores are all busy that would be for ever."""
 THREADS: Final = "4"
+NICE: Final = 5
 ROUNDING: Final = {"bfloat16": 1.66e-3, "float32": 2e-6}
 ROUNDINGS_OF_A_LAYER: Final = 17
 SIGMAS: Final = 6
@@ -67,7 +68,7 @@ class Known:
 
     def __init__(self, sizes: Sizes) -> None:
         set_variables({}, unless_set={"OPENBLAS_NUM_THREADS": THREADS})
-        self._pool = multiprocessing.get_context("spawn").Pool(REFERENCES, initializer=partial(os.nice, 19))
+        self._pool = multiprocessing.get_context("spawn").Pool(REFERENCES, initializer=partial(os.nice, NICE))
         self._rows = {
             setup: self._pool.apply_async(known_rows, (setup, sizes.prompts, sizes.steps)) for setup in setups(sizes)
         }

@@ -66,7 +66,8 @@ class GreedySampler(ChainSampler):
 @attrs.frozen
 class Setup:
     """What an engine is opened with. `layers` cuts the model, `small` makes a toy of it. `page` is the positions of a
-    page of paged storage, None for what the backend likes best."""
+    page of paged storage, None for what the backend likes best. `pieces` are the widths of a prompt's pieces that there
+    are programs for, None for all that the engine has."""
 
     shape: str
     slots: int
@@ -77,6 +78,7 @@ class Setup:
     layers: int | None = None
     small: bool = False
     page: int | None = None
+    pieces: tuple[int, ...] | None = None
 
     @property
     def family(self) -> ModelFamily:
@@ -218,7 +220,7 @@ def open_engine(
 
 class Engines:
     """Engines of one shape at a time over the same weights, each opened when it is first asked for, its greedy programs
-    compiled."""
+    compiled. They score nothing."""
 
     def __init__(self, backend_class: Any, device: str) -> None:
         self._make, self._device = backend_class, device
@@ -228,7 +230,10 @@ class Engines:
         if any((other.shape, other.small) != (setup.shape, setup.small) for other in self._open):
             self.close()
         if setup not in self._open:
-            backend = self._make(device=self._device, dtype="auto", deterministic=setup.deterministic)
+            from narrow_backend import narrow
+
+            made = narrow(self._make, tokens=setup.pieces)
+            backend = made(device=self._device, dtype="auto", deterministic=setup.deterministic)
             like = next(iter(self._open.values()), None)
             self._open[setup] = open_engine(setup, backend, sampler=GreedySampler, like=like)
             backend.warm_up(NoProgress())

@@ -55,6 +55,11 @@ class SectionRecord:
         self._write()
         return words not in self.found["failed"]
 
+    def put(self, section: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """In the place of what was taken of a section."""
+        self.found["sections"][section] = list(rows)
+        self._write()
+
     def table(self, columns: Sequence[str]) -> None:
         """All rows, a line each."""
         lines = [["section", *columns]]

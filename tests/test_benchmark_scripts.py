@@ -41,7 +41,8 @@ def test_decode_states_its_figures_beside_what_bounds_them(tmp_path):
     assert not found["left_out"]
     sections = found["sections"]
     read = next(row["gb_per_s"] for row in sections["bandwidth"] if row["what"] == "read")
-    few, many, prompt = sections["lone"]
+    few, many, prompt, other = sections["lone"]
+    assert (other["shape"], other["rows"], other["keys"]) == ("llama-3.1-8b", 1, 40)
     assert (few["rows"], few["keys"], many["keys"]) == (1, 40, 150)
     assert many["mb"] - few["mb"] == pytest.approx(110 * 2 * 2 * 16 * 4 / 1e6)  # keys, K and V, heads, d, float32
     assert few["gb_per_s"] == pytest.approx(few["mb"] / few["ms"])
@@ -58,18 +59,37 @@ def test_decode_states_its_figures_beside_what_bounds_them(tmp_path):
 
 def test_decode_leaves_out_what_the_time_is_over_for(tmp_path):
     found = run("decode.py", tmp_path, "--seconds", "0", "lone")
-    assert found["left_out"] == ["bandwidth", "lone llama-3.2-1b"]
+    assert found["left_out"] == ["bandwidth", "lone llama-3.2-1b", "lone llama-3.1-8b"]
     assert found["sections"] == {"bandwidth": [], "lone": []}
 
 
 @pytest.mark.slow
-def test_decode_runs_every_section(tmp_path):
+def test_decode_runs_every_section(tmp_path, check):
+    """Shares are of the bandwidth that all rounds come to, those behind the last section too."""
+    decode = check("decode")
     found = run("decode.py", tmp_path)
     assert not found["failed"]
     assert [row["requests"] for row in found["sections"]["concurrency"]] == [1, 3]
-    assert [row["rows"] for row in found["sections"]["batch"]] == [2, 9, 1, 2, 9]
+    assert [(row["rows"], row["keys"]) for row in found["sections"]["lone"] if "keys" in row] == [
+        (1, 40),
+        (1, 150),
+        (1, 40),
+    ]
+    assert [row["rows"] for row in found["sections"]["batch"]] == [1, 2, 9, 1, 2, 9]
+    assert [row["over_the_first"] for row in found["sections"]["batch"] if row["rows"] == 1] == [0, 0]
+    read = found["sections"]["bandwidth"][0]
+    assert read["rounds"] == 2 + len(decode.planned(decode.SMALL, decode.SMALL.shapes, decode.SECTIONS))
+    shares = [(row["of_read"], row["gb_per_s"]) for rows in found["sections"].values() for row in rows if "mb" in row]
+    assert shares
+    assert all(share == pytest.approx(rate / read["gb_per_s"]) for share, rate in shares)
     cold, warm = found["sections"]["start"]
     assert cold["programs"] == warm["programs"] > 0
+
+
+def test_decode_compiles_what_its_sections_need_and_measures_nothing(tmp_path):
+    found = run("decode.py", tmp_path, "--compile-only", "--shapes", "llama-3.2-1b", "lone", "scheduler")["sections"]
+    assert set(found) == {"lone", "scheduler"}
+    assert [set(row) for row in found["lone"]] == [{"shape", "storage", "rows", "s"}]
 
 
 def test_draws_are_timed_and_compared(tmp_path):
