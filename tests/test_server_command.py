@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import pytest
 from cli_runs import Cli
+from other_threads import PATIENCE, until
 from script_server import plugins
 from tiny_checkpoint import write_tiny_llama
 
@@ -61,7 +62,7 @@ class Served:
 
     def ask(self, path: str, body: Any = None) -> HTTPResponse:
         """The head of a reply; the body is the caller's to read."""
-        connection = self.connections.enter_context(closing(HTTPConnection("127.0.0.1", self.port, timeout=60)))
+        connection = self.connections.enter_context(closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)))
         sent = None if body is None else json.dumps(body)
         connection.request("GET" if body is None else "POST", path, sent, {"Content-Type": "application/json"})
         return self.connections.enter_context(connection.getresponse())
@@ -85,12 +86,18 @@ def serving(model: Path, *arguments: str, program: tuple[str, str] = ("-m", "mlx
         reading.start()
         with ExitStack() as connections:
             yield Served(process, int(port[1]), lines, connections)
-            process.wait(30)
+            process.wait(PATIENCE)
         reading.join()
     finally:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def refused_by(server: Served, path: str) -> HTTPResponse | None:
+    """The reply, once it is no longer a good one: a signal is a while on its way."""
+    reply = server.ask(path)
+    return None if reply.status == 200 else reply
 
 
 def first_chunk(reply: HTTPResponse) -> None:
@@ -231,9 +238,29 @@ def test_a_value_that_looks_like_a_foreign_flag_is_a_value(cli: Cli, tmp_path: P
 # --- its life ---------------------------------------------------------------------------------------------------------
 
 
-def test_h_k11_running_replies_end_and_new_requests_are_refused(model: Path) -> None:
+HELD_UP = """
+import os, sys, time
+from mlxcel.cli.main import main
+from mlxcel.core.scheduler import Scheduler
+tick, goes_on = Scheduler.tick, os.environ["GOES_ON"]
+
+def held_up(scheduler):
+    while scheduler.stats().generation_tokens_total > 20 and not os.path.exists(goes_on):
+        time.sleep(0.005)
+    return tick(scheduler)
+
+Scheduler.tick = held_up
+sys.exit(main(sys.argv[1:]))
+"""
+"""A reply has come so far and no farther until the file GOES_ON is there."""
+
+
+def test_h_k11_running_replies_end_and_new_requests_are_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """3.11, 3.13 test 13: with time enough the stream is whole, and the command ends with 0."""
-    with serving(model, "--no-log-requests") as server:
+    monkeypatch.setenv("GOES_ON", str(tmp_path / "goes on"))
+    with serving(model, "--no-log-requests", program=("-c", HELD_UP)) as server:
         assert re.match(
             r"ready http://127\.0\.0\.1:\d+ model=model backend=reference-numpy device=\S+ level=R2 rows=4 pages=\d+ "
             r"tokens_fit=\d+ tokens_per_row=\d+ warmup=\d+\.\ds\n$",
@@ -242,15 +269,16 @@ def test_h_k11_running_replies_end_and_new_requests_are_refused(model: Path) -> 
         stream = server.ask("/v1/completions", {**ENDLESS, "max_tokens": 150})
         first_chunk(stream)
         server.process.send_signal(signal.SIGTERM)
-        health = server.ask("/health")
-        while health.status == 200:  # the signal is on its way
-            health = server.ask("/health")
+        health = until(lambda: refused_by(server, "/health"))
         assert (health.status, json.loads(health.read())["error"]["message"]) == (503, "Shutting down")
         refused = server.ask("/v1/completions", {"prompt": "a"})
         assert (refused.status, json.loads(refused.read())["error"]["code"]) == (503, "shutting_down")
         assert refused.headers["Retry-After"]
+        (tmp_path / "goes on").touch()
         assert stream.read().endswith(b"data: [DONE]\n\n")
     assert server.process.returncode == 0
+    told = [line for line in server.lines if line.startswith("shutting down")]
+    assert told == ["shutting down: requests=1 run on for at most 30 s; a second signal ends them at once\n"]
 
 
 def test_h_k11_what_takes_too_long_is_cut_off_with_an_error(model: Path) -> None:
@@ -271,10 +299,9 @@ def test_h_k11_a_second_signal_ends_at_once(model: Path, number: signal.Signals,
         stream = server.ask("/v1/completions", ENDLESS)
         first_chunk(stream)
         server.process.send_signal(signal.SIGTERM)
-        while server.ask("/health").status == 200:
-            pass
+        until(lambda: refused_by(server, "/health"))
         server.process.send_signal(number)
-        assert server.process.wait(30) == code
+        assert server.process.wait(PATIENCE) == code
 
 
 KEPT = {"prompt": "abcdefgh" * 25, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -370,12 +397,12 @@ def test_an_engine_that_is_gone_ends_the_server(model: Path) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert ready.wait(30)
-    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    assert ready.wait(PATIENCE)
+    with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
         connection.request("POST", "/v1/completions", '{"prompt": "<<@99999>>"}', {"Content-Type": "application/json"})
         with connection.getresponse() as reply:
             assert reply.status in (500, 503)
-    thread.join(30)
+    thread.join(PATIENCE)
     assert [error.exit_code for error in raised] == [3]
 
 
