@@ -70,8 +70,20 @@ def serve_on(sock: socket, context: CliContext, settings: ServerSettings) -> Non
         return serve(config, plugins, progress, max_queue_depth=depth, warm=True, say=context.say)
 
     app = create_app(settings, load, give_up=progress.stop, config=config, write=context.say)
+
+    def draining(requests: int) -> None:
+        """A server without a request ends before anybody could read of it."""
+        if requests:
+            limit = f"for at most {settings.shutdown_timeout:g} s" if settings.shutdown_timeout else "to their ends"
+            context.say(f"shutting down: requests={requests} run on {limit}; a second signal ends them at once")
+
     context.say(f"listening on {where}, loading {config.model}")
-    run(app, sock, ready=lambda: tell(ready_line(where, app.state.server.served.serving, progress.seconds)))
+    run(
+        app,
+        sock,
+        ready=lambda: tell(ready_line(where, app.state.server.served.serving, progress.seconds)),
+        draining=draining,
+    )
 
 
 def ready_line(where: str, serving: Serving, compiled: float) -> str:

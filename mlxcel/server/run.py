@@ -107,18 +107,30 @@ def url(settings: ServerSettings, sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: Starlette, sock: socket.socket, *, ready: Callable[[], None]) -> None:
+def run(
+    app: Starlette,
+    sock: socket.socket,
+    *,
+    ready: Callable[[], None],
+    draining: Callable[[int], None] = lambda requests: None,
+) -> None:
     """Serve on a socket that listens, until a signal came and what ran has ended. `ready` is called once requests are
-    answered. The first SIGTERM or SIGINT drains, a second one ends the process at once. Raises what the model could
-    not be loaded for, or what its engine died of.
+    answered. The first SIGTERM or SIGINT drains, and `draining` hears how many requests it waits for; a second one ends
+    the process at once. Raises what the model could not be loaded for, or what its engine died of.
     """
     state: ServerState = app.state.server
-    asyncio.run(_serve(app, state, sock, ready))
+    asyncio.run(_serve(app, state, sock, ready, draining))
     if state.failure is not None:
         raise state.failure
 
 
-async def _serve(app: Starlette, state: ServerState, sock: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(
+    app: Starlette,
+    state: ServerState,
+    sock: socket.socket,
+    ready: Callable[[], None],
+    draining: Callable[[int], None],
+) -> None:
     signalled, cut = asyncio.Event(), False
     loop = asyncio.get_running_loop()
 
@@ -137,7 +149,9 @@ async def _serve(app: Starlette, state: ServerState, sock: socket.socket, ready:
             hypercorn.asyncio.serve(
                 app,  # type: ignore[arg-type]
                 _config(sock),
-                shutdown_trigger=lambda: _end(state, signalled, lambda: loop.call_later(2 * CLOSING, cut_off)),
+                shutdown_trigger=lambda: _end(
+                    state, signalled, draining, lambda: loop.call_later(2 * CLOSING, cut_off)
+                ),
                 mode="asgi",
             )
         )
@@ -176,7 +190,9 @@ async def _announce(state: ServerState, ready: Callable[[], None]) -> None:
         ready()
 
 
-async def _end(state: ServerState, signalled: asyncio.Event, last: Callable[[], object]) -> None:
+async def _end(
+    state: ServerState, signalled: asyncio.Event, draining: Callable[[int], None], last: Callable[[], object]
+) -> None:
     """Wait for the reason to end, then for what still runs. `last` is called when connections should close by
     themselves."""
     reasons = [asyncio.create_task(signalled.wait()), asyncio.create_task(state.over.wait())]
@@ -184,6 +200,7 @@ async def _end(state: ServerState, signalled: asyncio.Event, last: Callable[[], 
     for task in reasons:
         task.cancel()
     if signalled.is_set():
+        draining(len(state.requests))
         await _drain(state)
     last()
 
