@@ -63,10 +63,10 @@ class LiveRequests:
         return len(self._live)
 
     @property
-    def replying(self) -> bool:
-        """Whether a request that had rows is without the end of its reply."""
+    def replying(self) -> int:
+        """Requests that had rows and are without the end of their replies."""
         with self._lock:
-            return any(record.rows and record.answered is None for record in self._live.values())
+            return sum(record.rows > 0 and record.answered is None for record in self._live.values())
 
     # --- on the event loop --------------------------------------------------------------------------------------------
 

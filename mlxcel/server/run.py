@@ -200,7 +200,7 @@ async def _end(
     for task in reasons:
         task.cancel()
     if signalled.is_set():
-        draining(len(state.requests))
+        draining(state.requests.replying)
         await _drain(state)
     last()
 
