@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 from asked_app import asked
+from other_threads import until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from script_server import running
@@ -225,6 +226,34 @@ def test_lines_can_be_left_out(model: Path, lines: list[str]) -> None:
     with asked(model, ServerSettings(log_requests=False), write=lines.append) as client:
         assert complete(client, max_tokens=1).status_code == 200
     assert lines == []
+
+
+def test_requests_that_only_looked_have_their_lines_at_debug_level(
+    client: TestClient, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checks, scrapes and counts of tokens do not hide the others; what was refused and what changes something is seen,
+    and the metrics count each."""
+    looked = ["/health", "/v1/models", "/metrics", "/tokenize", "/apply-template"]
+    with caplog.at_level("DEBUG", "mlxcel.access"):
+        for route in looked[:3]:
+            assert client.get(route).status_code == 200
+        assert client.post("/tokenize", json={"content": "a"}).status_code == 200
+        assert client.post("/apply-template", json={"messages": [{"role": "user", "content": "a"}]}).status_code == 200
+        assert client.post("/tokenize", json={"content": 1}).status_code == 400
+        assert client.get("/nowhere").status_code == 404
+        assert client.post("/v1/cache/reset").status_code == 200
+        assert complete(client, max_tokens=0).status_code == 200
+        until(lambda: len(lines) == 4)
+        assert counted(samples(client), "requests_total", route="/health") == 1
+    routes = [re.findall(r"route=(\S+) status=(\d+)", line)[0] for line in lines]
+    assert routes == [
+        ("/tokenize", "400"),
+        ("unmatched", "404"),
+        ("/v1/cache/reset", "200"),
+        ("/v1/completions", "200"),
+    ]
+    debug = [r.getMessage() for r in caplog.records if (r.name, r.levelname) == ("mlxcel.access", "DEBUG")]
+    assert [re.findall(r"route=(\S+) ", line)[0] for line in debug][:5] == looked
 
 
 def test_several_prompts_are_one_line(client: TestClient, lines: list[str]) -> None:
