@@ -244,11 +244,11 @@ def test_a_summary_has_medians_and_takes_the_mean_of_both_copies() -> None:
 
 def test_copies_that_differ_are_told_and_the_table_marks_notes() -> None:
     found = summary([whole_row(note="odd"), whole_row(note="odd")], [100.0, 106.0])
-    assert found["note"] == "odd; the two copies differ by more than 5 %"
+    assert found["note"] == "odd; the two copies differ by more than 5 %: something else ran here"
     lines = list(table([found, summary([whole_row()], [])]))
     assert lines[1].endswith(" *")
     assert not lines[2].endswith("*")
-    assert lines[3] == "* odd; the two copies differ by more than 5 %"
+    assert lines[3] == "* odd; the two copies differ by more than 5 %: something else ran here"
     assert lines[2].split() == ["direct", "1", "256", "dense", "10.0", "1", "500.0", "500.0", "2.000", "100.0", "–"]
 
 

@@ -68,7 +68,7 @@ def summary(rows: Sequence[Mapping[str, Any]], copy_gb_s: Sequence[float]) -> di
     first = rows[0]
     notes = list(dict.fromkeys(row["note"] for row in rows if row["note"]))
     if mean is not None and 100 * (max(copy_gb_s) - min(copy_gb_s)) / mean > COPY_SPREAD_PERCENT:
-        notes.append(f"the two copies differ by more than {COPY_SPREAD_PERCENT:g} %")
+        notes.append(f"the two copies differ by more than {COPY_SPREAD_PERCENT:g} %: something else ran here")
     return {
         "kind": "summary",
         **{name: first[name] for name in SHAPE},
