@@ -1,5 +1,6 @@
 """A backend whose model repeats its prompt, special tokens left out: what it was fed can be read in what it says. While
-the prompt holds "slow" a token takes a while. For the model `tiny`, whose ids below 256 are bytes."""
+the prompt holds "slow" a token takes a while, from the hundredth on so long that a reply never gets to its end. For the
+model `tiny`, whose ids below 256 are bytes."""
 
 PLUGIN = """
 import time
@@ -14,16 +15,17 @@ def backend(*, device, dtype, deterministic):
     from mlxcel.testing.scripted import ScriptedBackend
 
     class Echo(ScriptedBackend):
-        slow = False
+        slow, steps = False, 0
 
         def submit(self, plan):
             if self.slow:
-                time.sleep(0.02)
+                self.steps += 1
+                time.sleep(0.02 if self.steps < 100 else 1.0)
             return super().submit(plan)
 
     def script(spec):
         text = bytes(token for token in spec.prompt_ids.tolist() if token < 256)
-        echo.slow = b"slow" in text
+        echo.slow, echo.steps = b"slow" in text, 0
         end = min(spec.eos_ids)
         return [*text, end, end]  # one step may be ahead
 

@@ -28,7 +28,7 @@ if "--no-header" not in words:
 if "--noise" in words:
     print("a warning\\n[1, 2]\\n{\\"kind\\": \\"row\\", \\"ttft_ms\\": NaN}")
 if "--child" in words:
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-S", "-E", "-c", deaf], stdout=subprocess.PIPE)
     child.stdout.readline()
     with open(os.path.join(os.path.dirname(__file__), "child"), "w") as file:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engine_bench_rounds_fake import BENCHMARKS, FakeProgram, lives, read
+from other_threads import PATIENCE, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="what lives is read from /proc")
 
@@ -24,16 +25,7 @@ def python(text: str) -> list[str]:
     return [sys.executable, "-S", "-E", "-c", text]
 
 
-def gone(pid: int) -> bool:
-    """A killed process takes a moment."""
-    for _ in range(100):
-        if not lives(pid):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
 PARENT = f"""
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-S", "-E", "-c", {DEAF!r}], stdout=subprocess.PIPE)
@@ -46,23 +38,23 @@ print(child.pid, flush=True)
 def test_a_timeout_ends_the_process_and_its_child(deaf: bool) -> None:
     from rounds.process import run
 
-    waits = DEAF if deaf else "time.sleep(60)"
+    waits = DEAF if deaf else "time.sleep(600)"
     for seconds in (0.3, 1, 4, 16):  # a busy host may not have started them in time
         lines: list[str] = []
         ended = run(python(PARENT + waits), timeout_s=seconds, on_line=lines.append, grace_s=0.2)
         if lines:
             break
     assert ended.exit_code is None
-    assert gone(int(lines[0]))
+    until(lambda: not lives(int(lines[0])))
 
 
 def test_a_child_does_not_outlive_the_process() -> None:
     from rounds.process import run
 
     lines: list[str] = []
-    ended = run(python(PARENT), timeout_s=60, on_line=lines.append)
+    ended = run(python(PARENT), timeout_s=PATIENCE, on_line=lines.append)
     assert ended.exit_code == 0
-    assert gone(int(lines[0]))
+    until(lambda: not lives(int(lines[0])))
 
 
 def test_timeout_0_is_none() -> None:
@@ -80,7 +72,7 @@ def test_lines_come_whole_and_in_order() -> None:
     lines: list[str] = []
     many = "import os\nfor n in range(20000): print(n, 'x' * 9)\nprint(end='', flush=True)\n"
     text = many + r"os.write(1, b'\xff!\r\nend')"
-    assert run(python(text), timeout_s=60, on_line=lines.append).exit_code == 0
+    assert run(python(text), timeout_s=PATIENCE, on_line=lines.append).exit_code == 0
     assert lines == [*(f"{n} xxxxxxxxx" for n in range(20000)), "\ufffd!", "end"]
 
 
@@ -88,7 +80,7 @@ def test_the_last_lines_of_stderr_are_kept() -> None:
     from rounds.process import run
 
     text = "import os, sys\nfor n in range(50000): print(n, file=sys.stderr)\nos.kill(os.getpid(), 9)"
-    ended = run(python(text), timeout_s=60, on_line=lambda line: None)
+    ended = run(python(text), timeout_s=PATIENCE, on_line=lambda line: None)
     assert ended.exit_code == -signal.SIGKILL
     assert ended.errors == tuple(map(str, range(49960, 50000)))
 
@@ -103,9 +95,9 @@ def test_what_a_line_raises_ends_the_process() -> None:
         raise RuntimeError(line)
 
     with pytest.raises(RuntimeError):
-        run(python(PARENT + "time.sleep(60)"), timeout_s=60, on_line=refuse)
+        run(python(PARENT + "time.sleep(600)"), timeout_s=PATIENCE, on_line=refuse)
     assert len(lines) == 1
-    assert gone(int(lines[0]))
+    until(lambda: not lives(int(lines[0])))
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -114,23 +106,20 @@ def test_an_interrupt_leaves_no_process(number: signal.Signals, code: int, tmp_p
     folder = tmp_path / "program"
     folder.mkdir()
     program, out = FakeProgram(folder), tmp_path / "out"
-    arguments = program.arguments(out, "--arm", "a=", "--arm", "b=--child --sleep 60")
+    arguments = program.arguments(out, "--arm", "a=", "--arm", "b=--child --sleep 600")
     script = subprocess.Popen(
         [sys.executable, str(BENCHMARKS / "engine_bench_rounds.py"), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    for _ in range(500):
-        if (folder / "child").exists() and (folder / "child").read_text():
-            break
-        time.sleep(0.02)
+    until(lambda: (folder / "child").exists() and (folder / "child").read_text())
     script.send_signal(number)
-    printed, _ = script.communicate(timeout=20)
+    printed, _ = script.communicate(timeout=PATIENCE)
     assert script.returncode == code
     assert "PARTIAL" in printed
     for pid in (*(pid for pid, _ in program.started), program.child):
-        assert gone(pid)
+        until(lambda pid=pid: not lives(pid))
     assert [row["arm"] for row in read(out, "row")] == ["a"]
     assert {record["partial"] for record in read(out, "summary")} == {True}
 
@@ -141,7 +130,7 @@ def test_a_process_is_asked_to_end_before_it_is_killed() -> None:
     lines: list[str] = []
     text = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('asked'))\nprint(flush=True)\n"
     for seconds in (0.3, 1, 4, 16):
-        ended = run(python(text + "time.sleep(60)"), timeout_s=seconds, on_line=lines.append)
+        ended = run(python(text + "time.sleep(600)"), timeout_s=seconds, on_line=lines.append)
         if lines:
             break
     assert (ended.exit_code, ended.errors) == (None, ("asked",))
@@ -158,5 +147,5 @@ def test_lines_that_are_read_behind_the_end_count(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(process, "_read", later)
     lines: list[str] = []
-    assert process.run(python("print('one')"), timeout_s=60, on_line=lines.append).exit_code == 0
+    assert process.run(python("print('one')"), timeout_s=PATIENCE, on_line=lines.append).exit_code == 0
     assert lines == ["one"]

@@ -55,7 +55,10 @@ def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) ->
     sys.setswitchinterval(60)
     try:
         seen = turns
-        tokenizer.encode("ab " * 20 * LONG, add_special=False)
+        for _ in range(5):  # on a busy machine it is not the other thread's turn each time
+            tokenizer.encode("ab " * 20 * LONG, add_special=False)
+            if turns > seen:
+                break
         assert turns > seen
     finally:
         sys.setswitchinterval(before)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cli_runs import Ran
 from echo_backend import PLUGIN
+from other_threads import PATIENCE
 from plugin_doubles import Installer
 
 from mlxcel.cli.context import CliContext
@@ -223,8 +224,10 @@ def test_ctrl_c_at_the_prompt_leaves_only_within_two_seconds(talk: Talk, monkeyp
     from mlxcel.cli.repl import Repl
 
     interrupt = KeyboardInterrupt
-    assert talk(interrupt, interrupt, "hi").code == 130
-    assert talk(interrupt, "hi", interrupt).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("mlxcel.cli.repl.LEAVE_WITHIN", PATIENCE)
+        assert talk(interrupt, interrupt, "hi").code == 130
+        assert talk(interrupt, "hi", interrupt).code == 0
     times = iter((10.0, 12.1, 14.0))
     made = Repl.__init__
 

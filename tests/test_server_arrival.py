@@ -232,10 +232,15 @@ def test_a_long_body_is_read_beside_the_event_loop_and_alone(
 
 def test_a_head_that_does_not_arrive_is_cut_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """3.5: however it trickles, as the first request of a connection and as a later one."""
-    monkeypatch.setattr("mlxcel.server.run.KEEP_ALIVE", 0.25)
     whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    with commanded(model) as server:
-        for before in (b"", whole):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-                connection.sendall(before + whole[:-2])
-                assert rest_of(connection).count(b"HTTP/1.1 200 ") == bool(before)
+    for seconds in (0.25, 1.0, 4.0, 16.0):  # a busy machine may not have read the whole one in time
+        monkeypatch.setattr("mlxcel.server.run.KEEP_ALIVE", seconds)
+        answered = []
+        with commanded(model) as server:
+            for before in (b"", whole):
+                with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+                    connection.sendall(before + whole[:-2])
+                    answered.append(rest_of(connection).count(b"HTTP/1.1 200 "))
+        if answered == [0, 1]:
+            break
+    assert answered == [0, 1]

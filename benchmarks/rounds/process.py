@@ -54,7 +54,7 @@ def run(command: Sequence[str], *, timeout_s: float, on_line: Callable[[str], No
             over = True
         finally:
             _end_group(child, grace_s)
-        reader.join(1.0)  # longer only if a process that left the group holds the pipe
+        reader.join(10.0)  # longer only if a process that left the group holds the pipe
         while not came.empty():
             if (line := came.get()) is not None:
                 on_line(line)
