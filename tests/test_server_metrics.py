@@ -24,8 +24,9 @@ from tiny_checkpoint import write_tiny_llama
 from mlxcel.core.prefix import Reject
 from mlxcel.core.prompt_cache import Eviction
 from mlxcel.core.result import OPENAI_REASON
-from mlxcel.server.access_log import MOST, escaped
+from mlxcel.server.access_log import MOST, escaped, only_looked
 from mlxcel.server.histogram import Histogram
+from mlxcel.server.record import RequestRecord
 from mlxcel.server.settings import ServerSettings
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -254,6 +255,23 @@ def test_requests_that_only_looked_have_their_lines_at_debug_level(
     ]
     debug = [r.getMessage() for r in caplog.records if (r.name, r.levelname) == ("mlxcel.access", "DEBUG")]
     assert [re.findall(r"route=(\S+) ", line)[0] for line in debug][:5] == looked
+
+
+@pytest.mark.parametrize(
+    ("method", "route", "status", "looked"),
+    [
+        ("GET", "/health", 503, True),
+        ("GET", "/health", 401, False),
+        ("GET", "/v1/models", 503, False),
+        ("OPTIONS", "/v1/chat/completions", 200, True),
+        ("POST", "/v1/messages/count_tokens", 200, True),
+        ("POST", "/props", 200, False),
+    ],
+)
+def test_a_server_that_is_loading_answers_who_asks_for_its_health(
+    method: str, route: str, status: int, looked: bool
+) -> None:
+    assert only_looked(RequestRecord("a", method, "-", 0.0, route=route, status=status)) == looked
 
 
 def test_several_prompts_are_one_line(client: TestClient, lines: list[str]) -> None:

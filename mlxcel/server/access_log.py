@@ -22,6 +22,9 @@ MOST: Final = 256
 COUNTS: Final = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"})
 """Routes of POST that say what a text comes to."""
 
+HEALTH: Final = frozenset({"/health", "/v1/health"})
+"""Routes whose 503 is an answer."""
+
 
 def escaped(text: str) -> str:
     """At most MOST characters on one line, whatever they are: what does not print is written by its number."""
@@ -80,7 +83,9 @@ def _rate(results: list[RequestResult]) -> float | None:
 
 def only_looked(record: RequestRecord) -> bool:
     """Whether the request was answered without a token, and nothing is another for it."""
-    return record.status < 400 and (record.method in ("GET", "HEAD", "OPTIONS") or record.route in COUNTS)
+    if record.status >= 400 and not (record.status == 503 and record.route in HEALTH):
+        return False
+    return record.method in ("GET", "HEAD", "OPTIONS") or record.route in COUNTS
 
 
 class AccessLog:
