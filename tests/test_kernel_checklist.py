@@ -20,14 +20,15 @@ sys.path.insert(0, sys.argv[1])
 import checklist
 from pathlib import Path
 
-checklist.OVER_S = 0.2
+whole, most = map(float, sys.argv[3:])
+checklist.OVER_S = whole / 2
 
 def hang():
     yield {"n": 1}
-    time.sleep(60)
+    time.sleep(600)
 
 checks = [checklist.Check("a", "hangs", hang), checklist.Check("a", "never", list)]
-checklist.Checklist({}, Path(sys.argv[2]), 0.2).run(checks, float(sys.argv[3]))
+checklist.Checklist({}, Path(sys.argv[2]), whole / 2).run(checks, most)
 """
 
 
@@ -70,16 +71,21 @@ def test_no_check_begins_behind_the_time(tmp_path: Path, capfd: pytest.CaptureFi
     assert "left out: a: one; b: two" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(("most", "said"), [("60", "left out: a: hangs; a: never"), ("0.1", "Timeout (0:00:00.1")])
-def test_a_check_that_hangs_is_ended_and_what_it_found_is_kept(most: str, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "record.json"
-    done = subprocess.run(
-        [sys.executable, "-c", HANGS, str(KERNELS), str(file), most], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode != 0
+@pytest.mark.parametrize(("ends", "said"), [("whole", "left out: a: hangs; a: never"), ("most", "Timeout (0:00:")])
+def test_a_check_that_hangs_is_ended_and_what_it_found_is_kept(ends: str, said: str, tmp_path: Path) -> None:
+    """By the time that all have, or by that of one."""
+    file, found = tmp_path / "record.json", []
+    for seconds in ("0.2", "2", "8", "32"):  # a busy machine may not have found anything in less
+        times = [seconds if ends == name else "600" for name in ("whole", "most")]
+        done = subprocess.run(
+            [sys.executable, "-c", HANGS, str(KERNELS), str(file), *times], capture_output=True, text=True
+        )
+        assert done.returncode != 0
+        record = json.loads(file.read_text()) if file.exists() else {}
+        if found := record.get("a", []):
+            break
     assert said in done.stdout + done.stderr
-    record = json.loads(file.read_text())
-    assert (record["a"], record["left_out"]) == ([{"n": 1}], ["a: hangs", "a: never"])
+    assert (found, record["left_out"]) == ([{"n": 1}], ["a: hangs", "a: never"])
 
 
 def test_programs_that_were_compiled_side_by_side_are_found() -> None:
