@@ -18,6 +18,8 @@ import attrs
 import pytest
 from cli_runs import Cli
 from load_stub import DONE, Script, event, refusal, reply, text
+from other_threads import until
+from script_plugin import GATE
 from script_server import ScriptServer, running
 from tiny_checkpoint import write_tiny_llama
 
@@ -177,6 +179,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptServer]:
         assert made.idle()
 
 
+def open_gate_to(server: ScriptServer, requests: int) -> None:
+    """So many are there before any of them is answered, however slowly they come."""
+    try:
+        until(lambda: len(server.state.requests) >= requests)
+    finally:
+        GATE.open.set()
+
+
 @pytest.mark.parametrize("kind", ["openai", "openai-chat"])
 def test_64_at_once(cli: Cli, server: ScriptServer, tmp_path: Path, kind: str) -> None:
     """8.4, 7: every reply has the tokens that were asked for, and none fails."""
@@ -188,8 +198,12 @@ def test_64_at_once(cli: Cli, server: ScriptServer, tmp_path: Path, kind: str) -
         file = tmp_path / "asked.jsonl"
         file.write_text("\n".join(map(json.dumps, lines)))
         more = ("--endpoint-type", kind, "--dataset", file)
-    asked = ("--num-prompts", 64, "--save-detailed", "--json", *more)
+    asked = ("--num-prompts", 64, "--num-warmups", 0, "--save-detailed", "--json", *more)
+    GATE.shut()
+    opening = threading.Thread(target=open_gate_to, args=(server, 64))
+    opening.start()
     ran = cli("bench", "serve", "--port", server.port, *asked, OPENAI_API_KEY=KEY)
+    opening.join()
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)
     assert (found["completed"], found["failed"]) == (64, 0), ran.err

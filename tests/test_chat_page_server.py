@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import script_plugin
-from other_threads import comes_to
+from other_threads import PATIENCE, comes_to
 from page_browser import Visit, launched, visiting
 from playwright.sync_api import Browser, expect
 from script_server import ScriptServer, running
@@ -116,7 +116,7 @@ def test_stop_ends_the_row_within_two_steps(
 def test_every_setting_reaches_the_server(served: ScriptServer, visit: Visit) -> None:
     """Each field under the name that the server knows, and its value: what it cannot be is refused by that name."""
     request = urllib.request.Request(f"{served.url}/props", headers={"Authorization": f"Bearer {KEY}"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
         params = json.load(reply)["default_generation_settings"]["params"]
     visit.settings()
     refused = {"Temperature": "-1", "Top-k": "-7", "Top-p": "2", "Min-p": "2", "Max tokens": "-5", "Seed": "-9"}
@@ -208,7 +208,7 @@ def test_what_is_exported_is_what_was_said(served: ScriptServer, visit: Visit, t
 
 def fetched(url: str) -> tuple[int, Message]:
     try:
-        with urllib.request.urlopen(url, timeout=30) as reply:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as reply:
             return reply.status, reply.headers
     except urllib.error.HTTPError as error:
         return error.code, error.headers

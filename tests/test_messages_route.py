@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from other_threads import PATIENCE
 from script_plugin import GATE
 from script_server import ScriptServer, running
 from sse_rows import events, events_of
@@ -269,7 +270,7 @@ def test_pings_keep_a_stream_alive(server: ScriptServer) -> None:
     GATE.shut()
     body = {**asked("<<ab>>"), "stream": True, "sse_ping_interval": 0.01}
     request = urllib.request.Request(server.url + PATH, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
         assert reply.headers["Content-Type"] == "text/event-stream; charset=utf-8"
         heard = b""
         while b"event: ping\n" not in heard:

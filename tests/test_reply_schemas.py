@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from other_threads import PATIENCE
 from script_server import ScriptServer, running
 from starlette.routing import Route
 from tiny_checkpoint import write_tiny_llama
@@ -100,7 +101,7 @@ def test_a_reply_is_what_the_document_says(server: ScriptServer, path: str, body
 
 @pytest.mark.parametrize("path", GOT)
 def test_what_is_read_is_what_the_document_says(server: ScriptServer, path: str) -> None:
-    with urllib.request.urlopen(server.url + path, timeout=30) as reply:
+    with urllib.request.urlopen(server.url + path, timeout=PATIENCE) as reply:
         told = json.loads(reply.read())
     name = REPLIES["GET", path.replace("/tiny", "/{name}")]
     assert list(faults(SCHEMAS[name], told)) == []
