@@ -149,6 +149,7 @@ def load_model(
     say(parts.chosen.line)
     timed = _Timed(progress, clock)
     with ExitStack() as held:
+        held.callback(parts.chosen.backend.close)
         if checkpoint is None:
             found = _found(config, manager, timed, say, held)
             started = clock()
@@ -289,7 +290,6 @@ def _assemble(
         memory = kept.beside(memory)
     plan = partial(plan_rows, footprint, config, parts.rows, memory, dtype=dtype, cached=parts.cached)
     plan().admitted()  # before a weight is read
-    held.callback(backend.close)
     weights = FiniteWeights(checkpoint) if config.debug_numerics else checkpoint
     read = partial(backend.load, family, model_config, weights, progress)
     if kept is None:

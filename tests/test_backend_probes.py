@@ -24,7 +24,7 @@ from mlxcel.config import EngineConfig
 from mlxcel.core.backend import DeviceMemory, Probe
 from mlxcel.core.plan import StepPlan, StepResult
 from mlxcel.core.source import NoProgress, Progress
-from mlxcel.errors import CapacityError, DeviceError
+from mlxcel.errors import CapacityError, CheckpointError, DeviceError
 from mlxcel.load import load_model
 from mlxcel_reference_numpy.backend import NumpyBackend
 
@@ -307,6 +307,16 @@ def test_a_failed_warm_up_leaves_nothing_open(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DeviceError, match="the compiler is gone"):
         load_model(own, load(only=()), NoProgress(), scheduled=True)
     assert closed
+
+
+def test_a_refused_model_leaves_no_backend_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(NumpyBackend, "close", lambda backend: closed.append(1))
+    (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
+    (tmp_path / "model.safetensors").write_bytes((write_tiny_llama(tmp_path / "m") / "model.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match="nobody"):
+        load_model(config(model=str(tmp_path), backend="reference-numpy"), load(only=()), NoProgress())
+    assert closed == [1]
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
