@@ -245,7 +245,7 @@ class Engine(KVCalls):
             raise BatchShapeError("this backend runs one step at a time", hint="collect the step in flight first")
         if not is_reserved:
             raise BatchShapeError(
-                "these parts are not the ones reserved", hint="call reserve(parts) with the same list"
+                "these parts are not the ones reserved", hint="call reserve with the same list and as many steps"
             )
         self._reserved = None
         lengths = tuple(map(part_length, own))
