@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,11 +65,7 @@ def client(model: Path, lines: list[str]) -> Iterator[TestClient]:
 
 def last_of(lines: list[str]) -> str:
     """The line of a request that was answered; it comes behind the reply."""
-    for _ in range(3000):
-        if lines:
-            return lines[-1]
-        time.sleep(0.01)
-    raise AssertionError("there is no line")
+    return until(lambda: list(lines))[-1]
 
 
 def samples(client: TestClient) -> Samples:
@@ -349,8 +343,7 @@ def test_h_k14_every_request_ends_once(model: Path, caplog: pytest.LogCaptureFix
             else:
                 status, _, _ = server.post("/v1/completions", body)
                 assert status == {"finished": 200, "failed": 500, "refused": 400}[kind]
-        while len(said()) < len(kinds):  # who left may not have been heard yet
-            threading.Event().wait(0.01)
+        until(lambda: len(said()) >= len(kinds))  # who left may not have been heard yet
         assert server.idle()
         counters = server.serving.stats()["scheduler"]
         ends = counters["request_finished_total"]
