@@ -12,8 +12,6 @@ import attrs
 from mlxcel.remote_http import Address
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2el")
-BOUNDED: Final = ("ttft", "tpot", "e2el")
-"""Metrics of one request, which --goodput can bound."""
 
 ROUTES: Final[Mapping[str, str]] = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 """Endpoint types, and where each is unless --endpoint says otherwise."""
