@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import pytest
 from cli_runs import Cli
+from closed_port import closed_port
 from load_stub import DONE, Script, event, refusal, reply, text
 from other_threads import until
 from script_plugin import GATE
@@ -157,13 +158,12 @@ def test_an_endpoint_without_usage(cli: Cli) -> None:
 
 
 def test_a_server_that_is_not_there(cli: Cli) -> None:
-    with other() as served:
-        gone = served.url
-    ran = cli("bench", "serve", "--base-url", gone)
-    assert ran.code == 3
-    assert ran.err.count("error: ") == 1
-    assert "Traceback" not in ran.err
-    assert cli("bench", "serve", "--base-url", gone, "--model", "m", "--num-prompts", 2, "-q").code == 3
+    with closed_port() as port:
+        ran = cli("bench", "serve", "--port", port)
+        assert ran.code == 3
+        assert ran.err.count("error: ") == 1
+        assert "Traceback" not in ran.err
+        assert cli("bench", "serve", "--port", port, "--model", "m", "--num-prompts", 2, "-q").code == 3
 
 
 # --- our own server ---------------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import http.server
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from closed_port import closed_port
 from llm_rows import GREEDY
 
 from mlxcel import LLM, SamplingParams
@@ -63,9 +63,7 @@ def test_addresses() -> None:
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]
-    with pytest.raises(ServerError, match="cannot be asked") as raised:
+    with closed_port() as port, pytest.raises(ServerError, match="cannot be asked") as raised:
         LLM(base_url=f"http://127.0.0.1:{port}")
     assert raised.value.hint is not None
 
