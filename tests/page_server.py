@@ -13,6 +13,7 @@ from typing import Any, Self
 import attrs
 import hypercorn.asyncio
 from hypercorn.config import Config
+from other_threads import PATIENCE
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -76,7 +77,7 @@ class PageServer:
     def stop(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._over.set)
-            self._thread.join(10)
+            self._thread.join(PATIENCE)
 
     def _run(self, config: Config) -> None:
         serving = hypercorn.asyncio.serve(
