@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from mlxcel.core.request import MAX_SALT
 
-Text = Annotated[str, Meta(min_length=1)]
 Salt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}(?![\s\S])")]  # `$` lets a line end follow
 Ping = Annotated[float, Meta(ge=-1, le=86400, description="Seconds; 0 and -1 are off.")]
