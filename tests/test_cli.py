@@ -128,7 +128,8 @@ def test_lines_of_progress() -> None:
 def test_a_terminal_has_its_cursor_back_when_a_phase_breaks_off(
     monkeypatch: pytest.MonkeyPatch, ends: BaseException, code: int, says: str
 ) -> None:
-    """And its line is free for what is said then."""
+    """And its line is free for what is said then. Ctrl-C takes from a terminal what it has not shown yet, perhaps the end
+    of the bar: the cursor is given back behind all of it."""
     from io import StringIO
 
     def breaks_off(config: object, plugins: object, progress: Progress, **others: object) -> None:
@@ -145,8 +146,8 @@ def test_a_terminal_has_its_cursor_back_when_a_phase_breaks_off(
     hides, shows = "\x1b[?25l", "\x1b[?25h"
     before, said, _ = screen.getvalue().rpartition(says)
     assert said == says
-    assert before.count(hides) == before.count(shows) == 1
-    assert before.endswith("\x1b[2K")
+    assert before.count(hides) == 1
+    assert before.endswith(f"\x1b[2K{shows}")
 
 
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ class BarProgress:
         self._lock = threading.Lock()
         self._bar: Any = None
         self._task: Any = None
+        self._console: Any = None
         self._timer: threading.Timer | None = None
 
     def start(self, phase: str, total: int | None, unit: str) -> None:
@@ -116,8 +117,11 @@ class BarProgress:
             bar.stop()
 
     def drop(self) -> None:
-        """What is under way will not be finished. A bar that is left as it is would keep the terminal's cursor."""
+        """What is under way will not be finished. A bar that is left as it is would keep the terminal's cursor, and so
+        would one whose end a terminal that Ctrl-C is typed at has thrown away with all that it had not shown yet."""
         self.finish()
+        if self._console is not None:
+            self._console.show_cursor()
 
     def _show(self, bar: Any) -> None:
         with self._lock:
@@ -138,6 +142,6 @@ class BarProgress:
 
         columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn()]
         columns += [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-        console = Console(stderr=True, no_color=self._no_color or None)
+        self._console = console = Console(stderr=True, no_color=self._no_color or None)
         bar = Progress(*columns, console=console, transient=phase != "download", redirect_stdout=False)
         return bar, bar.add_task(WORDS.get(phase, phase), total=total)
