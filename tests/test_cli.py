@@ -128,8 +128,8 @@ def test_lines_of_progress() -> None:
 def test_a_terminal_has_its_cursor_back_when_a_phase_breaks_off(
     monkeypatch: pytest.MonkeyPatch, ends: BaseException, code: int, says: str
 ) -> None:
-    """And its line is free for what is said then. Ctrl-C takes from a terminal what it has not shown yet, perhaps the end
-    of the bar: the cursor is given back behind all of it."""
+    """And its line is free for what is said then. Ctrl-C takes from a terminal what it has not shown yet, perhaps the
+    end of the bar: the cursor is given back behind all of it."""
     from io import StringIO
 
     def breaks_off(config: object, plugins: object, progress: Progress, **others: object) -> None:
