@@ -17,7 +17,7 @@ from mlxcel.cli import doctor
 from mlxcel.cli.main import main
 from mlxcel.cli.progress import LineProgress
 from mlxcel.core.source import Progress
-from mlxcel.errors import CheckpointError
+from mlxcel.errors import CheckpointError, ServerError
 from mlxcel.testing.clock import ManualClock
 
 
@@ -148,6 +148,21 @@ def test_a_terminal_has_its_cursor_back_when_a_phase_breaks_off(
     assert said == says
     assert before.count(hides) == 1
     assert before.endswith(f"\x1b[2K{shows}")
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [(503, "ask again in a moment"), (500, "the server's log may say why"), (None, "the server's log may say why")],
+)
+def test_a_failure_of_another_server_is_not_looked_for_here(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, status: int | None, hint: str
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise ServerError("Loading model", status=status)
+
+    monkeypatch.setattr("mlxcel.tools.bench_serve.bench_serve", fails)
+    ran = cli("bench", "serve")
+    assert (ran.code, ran.err) == (3, f"error: Loading model\nhint: {hint}\n")
 
 
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:

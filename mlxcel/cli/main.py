@@ -19,7 +19,7 @@ from mlxcel.cli.interrupts import INTERRUPTED, two_interrupts
 from mlxcel.cli.options import global_options
 from mlxcel.cli.streams import give_up_stdout, open_missing, tell
 from mlxcel.config import COMPLETION_VARIABLE, completion_request, plugin_limit_in_force
-from mlxcel.errors import CheckpointError, MlxcelError
+from mlxcel.errors import CheckpointError, MlxcelError, ServerError
 
 OK: Final = 0
 USAGE: Final = 2
@@ -177,6 +177,8 @@ def _usual_hint(error: MlxcelError) -> str:
         return "`mlxcel COMMAND --help` says what each option takes"
     if isinstance(error, CheckpointError):
         return "take the files of the checkpoint again from where they came, or take another checkpoint"
+    if isinstance(error, ServerError):
+        return "ask again in a moment" if error.status == 503 else "the server's log may say why"
     return "-vv shows where it happened, `mlxcel doctor` whether the installation is whole"
 
 
