@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 class MlxcelError(Exception):
-    """Base of all errors meant for users. `hint` is the next step, one line, or None.
+    """Base of all errors meant for users. `hint` is the next step, one line, or None; a traceback ends with it.
 
     Where several prompts were given to one call of the Python API, `index` says which it is about, and `outputs` holds
     what became of all of them.
@@ -26,6 +26,8 @@ class MlxcelError(Exception):
         super().__init__(message)
         self.hint = hint
         self.values = values
+        if hint is not None:
+            self.add_note(f"hint: {hint}")
 
     @property
     def message(self) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import traceback
 from pathlib import Path
 
 import pytest
 from cli_runs import Cli
 from tiny_checkpoint import write_tiny_gguf, write_tiny_llama
+
+from mlxcel.errors import UsageError
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +168,10 @@ def test_a_trace_only_with_vv(cli: Cli, model: Path) -> None:
     ran = cli("generate", model, "--raw", "-p", "", "-vv")
     assert ran.code == 2
     assert "Traceback" in ran.err
+
+
+@pytest.mark.parametrize("hint", ["take another one", None])
+def test_a_traceback_ends_with_the_hint(hint: str | None) -> None:
+    """For programs, which print no hints of their own."""
+    *_, last = traceback.format_exception(UsageError("it is wrong", hint=hint))
+    assert last == ("mlxcel.errors.UsageError: it is wrong\n" if hint is None else "hint: take another one\n")

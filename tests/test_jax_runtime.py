@@ -374,8 +374,9 @@ def test_h_q7_a_device_that_is_not_there_is_an_error_with_what_is(monkeypatch: p
         raise RuntimeError(f"Unknown backend {backend}.\nMore lines")
 
     monkeypatch.setattr(jax, "local_devices", none)
-    with pytest.raises(DeviceError, match=r"JAX has no device cuda:1 here: Unknown backend cuda\.$"):
+    with pytest.raises(DeviceError) as caught:
         choose_device("cuda:1")
+    assert caught.value.message == "JAX has no device cuda:1 here: Unknown backend cuda."
 
 
 @pytest.mark.parametrize(
