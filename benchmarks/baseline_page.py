@@ -1,15 +1,16 @@
 """The page of a baseline, from its records: what was measured, how far the arms are apart, and whether the bits agree.
 
-    python benchmarks/baseline_page.py RECORDS... --title "..." > docs/benchmark_results/PAGE.md
+    python benchmarks/baseline_page.py RECORDS... --title "..." --out docs/benchmark_results/PAGE.md
 
 RECORDS are files of engine_bench_rounds.py, of `mlxcel bench-engine --out` and of `mlxcel engine-parity --json`, in any
-order; links to them are written as if they lay beside the page. What they decide is added by decisions.py.
+order, which the page links to. What they decide is added by decisions.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,9 +26,11 @@ UNITS = {"ttft_ms": "first token, ms", "decode_tok_s": "decode, tok/s"}
 
 
 class Kept:
-    """Files by what they hold. ValueError names one that is none of these."""
+    """Files by what they hold. ValueError names one that is none of these. `folder` is that of the page, which links to
+    them begin at."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[Path], folder: Path) -> None:
+        self._folder = folder
         self.rounds: dict[Path, list[Record]] = {}
         self.runs: dict[Path, list[Record]] = {}
         self.parity: dict[Path, Record] = {}
@@ -44,17 +47,20 @@ class Kept:
             else:
                 raise ValueError(f"{file} is no record of rounds, bench-engine or engine-parity")
 
+    def link(self, file: Path) -> str:
+        return f"[{file.name}]({os.path.relpath(file, self._folder).replace(os.sep, '/')})"
+
 
 def page(title: str, kept: Kept) -> Iterator[str]:
     yield from (f"# {title}", "", *_machine(kept))
     for file, records in kept.runs.items():
-        yield from _run(file, records)
+        yield from _run(kept.link(file), records)
     for file, records in kept.rounds.items():
-        yield from _rounds(file, records)
+        yield from _rounds(kept.link(file), records)
     if kept.rounds:
-        yield from _decisions(list(kept.rounds))
+        yield from _decisions(kept)
     if kept.parity:
-        yield from _parity(kept.parity, _commits(kept))
+        yield from _parity(kept)
 
 
 def _programs(kept: Kept) -> list[Record]:
@@ -87,11 +93,11 @@ def _machine(kept: Kept) -> Iterator[str]:
         yield from ("No process waited for a quiet host (`--no-gate`).", "")
 
 
-def _run(file: Path, records: Sequence[Record]) -> Iterator[str]:
+def _run(link: str, records: Sequence[Record]) -> Iterator[str]:
     """Medians of the repeats of one process, with the rate of a copy in the same run."""
     header = records[0]
     yield from (f"## {header['model']}: one process", "")
-    yield f"`{' '.join(header['argv'])}`, in [{file.name}]({file.name}). Medians of the repeats."
+    yield f"`{' '.join(header['argv'])}`, in {link}. Medians of the repeats."
     yield ""
     cells = []
     for each in of_kind(records, "summary"):
@@ -117,11 +123,11 @@ def _run(file: Path, records: Sequence[Record]) -> Iterator[str]:
     yield from _table((*heads, "of a copy", "note"), cells)
 
 
-def _rounds(file: Path, records: Sequence[Record]) -> Iterator[str]:
+def _rounds(link: str, records: Sequence[Record]) -> Iterator[str]:
     headers, summaries = of_kind(records, "header"), summarise(records)
     header, first = headers[0], headers[0]["arms"][0]["name"]
     yield from (f"## {header['model']}: {sum(each['rounds'] for each in headers)} rounds", "")
-    yield f"Records in [{file.name}]({file.name}); every arm has `{' '.join(header['extra'])}`, and"
+    yield f"Records in {link}; every arm has `{' '.join(header['extra'])}`, and"
     yield from ("", *(f"- {arm['name']}: `{' '.join(arm['flags'])}`" for arm in header["arms"]), "")
     yield f"Medians over the rounds with the least and the greatest; differences are from {first} in the same round."
     yield ""
@@ -145,7 +151,9 @@ def _rounds(file: Path, records: Sequence[Record]) -> Iterator[str]:
         yield from ("Not every process that was planned gave rows.", "")
 
 
-def _decisions(files: Sequence[Path]) -> Iterator[str]:
+def _decisions(kept: Kept) -> Iterator[str]:
+    files = list(kept.rounds)
+    links = {file.name: kept.link(file) for file in files}
     yield from ("## What they decide", "")
     heads = ("id", "record", "model, path, prompt, rows", "figure", "arms", "difference, %", "noise, %", "verdict")
     for decision in FIGURES:
@@ -157,21 +165,21 @@ def _decisions(files: Sequence[Path]) -> Iterator[str]:
                 told = told.replace(str(file), file.name)
             yield from (f"{decision}: not decided: {told}", "")
             continue
-        yield from _table(heads, [(each[0], _beside(each[1]), *each[2:]) for each in found])
+        yield from _table(heads, [(each[0], links[_name(each[1])], *each[2:]) for each in found])
 
 
-def _beside(link: str) -> str:
-    name = link[1 : link.index("]")]
-    return f"[{name}]({name})"
+def _name(link: str) -> str:
+    return link[1 : link.index("]")]
 
 
-def _parity(found: Mapping[Path, Record], commit: str) -> Iterator[str]:
-    """`commit` is that of the page: of a tree without its history a record does not know."""
-    for file, report in found.items():
+def _parity(kept: Kept) -> Iterator[str]:
+    """Of a tree without its history a record does not know the commit; the page does."""
+    commit = _commits(kept)
+    for file, report in kept.parity.items():
         known = commit if report["commit"] == "unknown" else report["commit"]
         yield from (f"## {report['model']}: bits", "")
         yield (
-            f"`mlxcel engine-parity`, record in [{file.name}]({file.name}): {report['backend']} ({report['device']}, "
+            f"`mlxcel engine-parity`, record in {kept.link(file)}: {report['backend']} ({report['device']}, "
             f"{report['dtype']}, level {report['level']}), commit {known}, a prompt of "
             f"{report['prompt_tokens']} tokens, {report['n']} a stream, chunks of {report['chunks']}, a crowd of "
             f"{report['batch']}, exit code {report['exit_code']}."
@@ -222,9 +230,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORDS")
     parser.add_argument("--title", required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the page")
     given = parser.parse_args()
     try:
-        print("\n".join(page(given.title, Kept(given.records))).rstrip())
+        lines = page(given.title, Kept(given.records, given.out.parent))
+        given.out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

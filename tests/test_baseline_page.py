@@ -73,8 +73,10 @@ def parity(file: Path) -> Path:
 
 
 def test_a_page_has_what_its_records_hold(tool: Any, tmp_path: Path) -> None:
-    files = [rounds(tmp_path / "r.jsonl"), single(tmp_path / "s.jsonl"), parity(tmp_path / "p.json")]
-    text = "\n".join(tool.page("A title", tool.Kept(files)))
+    data = tmp_path / "data"
+    data.mkdir()
+    files = [rounds(data / "r.jsonl"), single(tmp_path / "s.jsonl"), parity(data / "p.json")]
+    text = "\n".join(tool.page("A title", tool.Kept(files, tmp_path)))
     lines = text.splitlines()
     assert lines[0] == "# A title"
     for line in (
@@ -84,8 +86,8 @@ def test_a_page_has_what_its_records_hold(tool: Any, tmp_path: Path) -> None:
         "- small: `--prefill-chunk 512`",
         "| direct | 256 | first token, ms | base | 50 (50 … 50) |  |  | 0.80 |  |",
         "| direct | 256 | first token, ms | small | 40 (40 … 40) | -20.00 (-20.00 … -20.00) | 5 of 5 | 0.80 | no |",
-        "| D30 | [r.jsonl](r.jsonl) | m, direct, 256, 1 | ttft_ms | base, small | -20.00 | 0.80 | 512 |",
-        "| D32 | [r.jsonl](r.jsonl) | m, direct, 256, 1 | ttft_ms | base, small | – | 0.80 | 1 |",
+        "| D30 | [r.jsonl](data/r.jsonl) | m, direct, 256, 1 | ttft_ms | base, small | -20.00 | 0.80 | 512 |",
+        "| D32 | [r.jsonl](data/r.jsonl) | m, direct, 256, 1 | ttft_ms | base, small | – | 0.80 | 1 |",
         "| scheduler | 8 | 256 | paged | 3 | 3 | 3 | 3 | 3 | 61.2 % |  |",
         "| greedy | client | a:direct | b:dense | diverge | 17 | – |",
         "| greedy | e:hit | 0–75 | 75–96 96–100 | paged | decode paged 15 | 1–2 |",
@@ -93,6 +95,8 @@ def test_a_page_has_what_its_records_hold(tool: Any, tmp_path: Path) -> None:
         assert line in lines
     assert "D31: not decided: r.jsonl: D31 needs one arm" in text
     assert "commit abc1234, a prompt of 100 tokens" in text
+    for link in ("Records in [r.jsonl](data/r.jsonl);", "in [s.jsonl](s.jsonl).", "record in [p.json](data/p.json):"):
+        assert link in text
     assert str(tmp_path) not in text
 
 
@@ -100,4 +104,4 @@ def test_what_is_no_record_is_refused(tool: Any, tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_text("{}\n")
     with pytest.raises(ValueError, match="is no record of rounds, bench-engine or engine-parity"):
-        tool.Kept([file])
+        tool.Kept([file], tmp_path)
