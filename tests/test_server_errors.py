@@ -1,17 +1,24 @@
 """Errors by class and by route: status, type, code, param (docs/spec/clients.md 3.5)."""
 
+import asyncio
+import errno
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from script_server import ScriptServer, running
+from starlette.applications import Starlette
+from starlette.types import Message, Receive, Scope, Send
 from tiny_checkpoint import write_tiny_llama
 
 from mlxcel import errors
 from mlxcel.server import refusals
 from mlxcel.server.errors import UnknownField, error_body, error_response, retry_after, shape_of, status_of
+from mlxcel.server.faults import Faults
+from mlxcel.server.request_id import RequestIds
 from mlxcel.server.settings import ServerSettings
+from mlxcel.server.state import ServerState
 
 CASES: list[tuple[Exception, int, str, str | None, str, str]] = [
     # error, status, OpenAI type, OpenAI code, native type, Anthropic type
@@ -204,6 +211,40 @@ def test_a_row_that_fails_is_500_and_its_neighbours_go_on(server: ScriptServer) 
         status, error = error_of(server, path, body)
         assert (status, error["type"], error["code"]) == (500, "server_error", "internal_error")
         assert "tripped" not in error["message"]
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_send_that_fails_is_a_client_that_left_and_no_fault(place: int, caplog: pytest.LogCaptureFixture) -> None:
+    """3.9, 3.11: one that took nothing for long, say; the system tells that while a stream is being sent. The error of
+    a file of ours is a fault all the same."""
+    sent: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+        raise OSError(errno.EIO, "a file of ours")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == place + 1:
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    async def receive() -> Message:
+        raise AssertionError("nobody reads here")
+
+    async def ask() -> ServerState:
+        state = ServerState(ServerSettings(), write=lambda line: None)
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "app": Starlette()}
+        await RequestIds(Faults(app), state)(scope, receive, send)
+        return state
+
+    assert asyncio.run(ask()).metrics.disconnects == 1
+    assert (len(sent), caplog.records) == (place + 1, [])
+    sent.clear()
+    place = 5
+    assert asyncio.run(ask()).metrics.disconnects == 0
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 def test_what_the_template_says_comes_back_in_its_own_words(server: ScriptServer) -> None:

@@ -47,7 +47,8 @@ EXCEPTION_HANDLERS: Final[Mapping[Any, Any]] = {MlxcelError: _known, HTTPExcepti
 
 
 class Faults:
-    """Whatever else is raised is a mistake of ours: the log has it, the client gets 500 and the request's id."""
+    """Whatever else is raised is a mistake of ours: the log has it, the client gets 500 and the request's id. But a
+    send that fails is a client that is gone: what the system says of it may come here before the server hears of it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -56,18 +57,24 @@ class Faults:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
+        begun = gone = False
 
         async def answer(message: Message) -> None:
-            nonlocal begun
+            nonlocal begun, gone
             begun = True
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                gone = True
+                raise
 
         try:
             await self._app(scope, receive, answer)
         except ClientDisconnect:
             return
         except Exception as error:
+            if gone and isinstance(error, OSError):
+                return
             request_id = scope["state"]["request_id"]
             log.error("request %s failed", request_id, exc_info=error)
             if not begun:

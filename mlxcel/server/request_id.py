@@ -53,7 +53,11 @@ class RequestIds:
                 record.stream = headers.get("content-type", "").startswith("text/event-stream")
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 whole = True
-            await send(message)
+            try:
+                await send(message)
+            except OSError:
+                record.left = True
+                raise
 
         async def hear() -> Message:
             message = await receive()
