@@ -76,6 +76,7 @@ def test_equal_ids_of_live_requests_are_told_apart(model: Path) -> None:
         comes_to(lambda: len(server.state.requests), 2)
         GATE.open.set()
         assert {each.result()[2]["x-request-id"] for each in asked_for} == {"same", "same.2"}
+        server.done()
         assert server.post("/v1/completions", {"prompt": "<<a>>"}, own)[2]["x-request-id"] == "same"
 
 
