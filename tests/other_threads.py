@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds until a test gives up. On a quiet machine nothing that a test waits for takes a hundredth of it."""
 
 

@@ -34,7 +34,9 @@ KEEP_ALIVE: Final = 5.0
 STALLED: Final = 120.0
 """Seconds for which a client may take nothing of what is sent to it, or answer nothing at all."""
 
-CANCELLATIONS: Final = 5
+AGAIN: Final = 0.1
+"""Seconds from one cancellation of what does not end to the next."""
+
 CLOSING: Final = 3.0
 """Seconds that connections get to close once every reply is out."""
 
@@ -135,12 +137,14 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def cut_off() -> None:
-        """hypercorn waits for clients that read nothing: it is left, and what it says of that is of no use."""
+        """hypercorn waits for clients that read nothing: it is left, and what it says of that is of no use. While it
+        still gives them time, it takes a cancellation for the end of that, and waits on: then it gets another."""
         nonlocal cut
         cut = True
         logging.getLogger(HTTP_LOG).disabled = True
         loop.set_exception_handler(lambda loop, context: None)
-        serving.cancel()
+        if serving.cancel():
+            loop.call_later(AGAIN, cut_off)
 
     loop.set_exception_handler(_unless_a_client_is_gone)
     with _signals(signalled):
@@ -177,11 +181,10 @@ def _unless_a_client_is_gone(loop: asyncio.AbstractEventLoop, context: dict[str,
 
 async def _cancel_others() -> None:
     """Tasks of hypercorn's that wait for a client catch a cancellation, and then wait for it once more."""
-    for _ in range(CANCELLATIONS):
-        if left := asyncio.all_tasks() - {asyncio.current_task()}:
-            for task in left:
-                task.cancel()
-            await asyncio.wait(left, timeout=0.1)
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=AGAIN)
 
 
 async def _announce(state: ServerState, ready: Callable[[], None]) -> None:
