@@ -22,7 +22,7 @@ from tiny_checkpoint import write_tiny_llama
 from mlxcel.core.prefix import Reject
 from mlxcel.core.prompt_cache import Eviction
 from mlxcel.core.result import OPENAI_REASON
-from mlxcel.server.access_log import MOST, escaped, only_looked
+from mlxcel.server.access_log import MOST, escaped, repeated
 from mlxcel.server.histogram import Histogram
 from mlxcel.server.record import RequestRecord
 from mlxcel.server.settings import ServerSettings
@@ -223,14 +223,14 @@ def test_lines_can_be_left_out(model: Path, lines: list[str]) -> None:
     assert lines == []
 
 
-def test_requests_that_only_looked_have_their_lines_at_debug_level(
+def test_requests_that_repeat_have_their_lines_at_debug_level(
     client: TestClient, lines: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Checks, scrapes and counts of tokens do not hide the others; what was refused and what changes something is seen,
     and the metrics count each."""
-    looked = ["/health", "/v1/models", "/metrics", "/tokenize", "/apply-template"]
+    quiet = ["/health", "/metrics", "/slots", "/tokenize", "/apply-template"]
     with caplog.at_level("DEBUG", "mlxcel.access"):
-        for route in looked[:3]:
+        for route in [*quiet[:3], "/v1/models"]:
             assert client.get(route).status_code == 200
         assert client.post("/tokenize", json={"content": "a"}).status_code == 200
         assert client.post("/apply-template", json={"messages": [{"role": "user", "content": "a"}]}).status_code == 200
@@ -238,34 +238,36 @@ def test_requests_that_only_looked_have_their_lines_at_debug_level(
         assert client.get("/nowhere").status_code == 404
         assert client.post("/v1/cache/reset").status_code == 200
         assert complete(client, max_tokens=0).status_code == 200
-        until(lambda: len(lines) == 4)
+        until(lambda: len(lines) == 5)
         assert counted(samples(client), "requests_total", route="/health") == 1
     routes = [re.findall(r"route=(\S+) status=(\d+)", line)[0] for line in lines]
     assert routes == [
+        ("/v1/models", "200"),
         ("/tokenize", "400"),
         ("unmatched", "404"),
         ("/v1/cache/reset", "200"),
         ("/v1/completions", "200"),
     ]
     debug = [r.getMessage() for r in caplog.records if (r.name, r.levelname) == ("mlxcel.access", "DEBUG")]
-    assert [re.findall(r"route=(\S+) ", line)[0] for line in debug][:5] == looked
+    assert [re.findall(r"route=(\S+) ", line)[0] for line in debug][:5] == quiet
 
 
 @pytest.mark.parametrize(
-    ("method", "route", "status", "looked"),
+    ("method", "route", "status", "quiet"),
     [
         ("GET", "/health", 503, True),
         ("GET", "/health", 401, False),
+        ("GET", "/v1/models", 200, False),
         ("GET", "/v1/models", 503, False),
         ("OPTIONS", "/v1/chat/completions", 200, True),
         ("POST", "/v1/messages/count_tokens", 200, True),
-        ("POST", "/props", 200, False),
+        ("GET", "/props", 200, False),
+        ("GET", "/slots", 501, False),
     ],
 )
-def test_a_server_that_is_loading_answers_who_asks_for_its_health(
-    method: str, route: str, status: int, looked: bool
-) -> None:
-    assert only_looked(RequestRecord("a", method, "-", 0.0, route=route, status=status)) == looked
+def test_what_goes_wrong_and_what_comes_once_is_not_hidden(method: str, route: str, status: int, quiet: bool) -> None:
+    """A server that is loading answers who asks for its health."""
+    assert repeated(RequestRecord("a", method, "-", 0.0, route=route, status=status)) == quiet
 
 
 def test_several_prompts_are_one_line(client: TestClient, lines: list[str]) -> None:

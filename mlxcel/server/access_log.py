@@ -1,5 +1,5 @@
-"""One line for each request, when all of it is over (docs/spec/clients.md 3.9). Of one that only looked something up it
-is for who wants to see everything: health checks, scrapes and counts of tokens would hide the others."""
+"""One line for each request, when all of it is over (docs/spec/clients.md 3.9). Of those that come over and over by
+themselves it is for who wants to see everything: health checks, scrapes and counts of tokens would hide the others."""
 
 from __future__ import annotations
 
@@ -19,8 +19,13 @@ log = logging.getLogger("mlxcel.access")
 MOST: Final = 256
 """Characters of a field that came from outside."""
 
-COUNTS: Final = frozenset({"/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens"})
-"""Routes of POST that say what a text comes to."""
+REPEATED: Final = frozenset(
+    {
+        "/health", "/v1/health", "/metrics", "/slots", "/assets/{name}",
+        "/tokenize", "/detokenize", "/apply-template", "/v1/messages/count_tokens",
+    }
+)  # fmt: skip
+"""Routes that programs ask over and over, and that change nothing."""
 
 HEALTH: Final = frozenset({"/health", "/v1/health"})
 """Routes whose 503 is an answer."""
@@ -81,16 +86,16 @@ def _rate(results: list[RequestResult]) -> float | None:
     return round(intervals / longest, 1) if intervals and longest else None
 
 
-def only_looked(record: RequestRecord) -> bool:
-    """Whether the request was answered without a token, and nothing is another for it."""
+def repeated(record: RequestRecord) -> bool:
+    """Whether the request went well, made no token, and is one of many of its kind."""
     if record.status >= 400 and not (record.status == 503 and record.route in HEALTH):
         return False
-    return record.method in ("GET", "HEAD", "OPTIONS") or record.route in COUNTS
+    return record.method == "OPTIONS" or record.route in REPEATED
 
 
 class AccessLog:
     """Writes lines by `write`, which is the logger `mlxcel.access` at INFO unless somebody else is named, and at DEBUG
-    those of requests that only looked."""
+    those of requests that are repeated."""
 
     def __init__(self, settings: ServerSettings, write: Callable[[str], None] | None = None) -> None:
         self._settings = settings
@@ -105,7 +110,7 @@ class AccessLog:
             if self._settings.log_prompts and tokenizer is not None:
                 told |= _texts(record, tokenizer)
             line = _as_json(told) if self._settings.log_format == "json" else _as_text(told)
-            (log.debug if only_looked(record) else self._write)(line)
+            (log.debug if repeated(record) else self._write)(line)
         except Exception:
             log.debug("a request could not be logged", exc_info=True)
 
