@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -196,7 +197,7 @@ class LLM(Connected):
         return self._run_one(self._client.prepare(asked, self._client.resolve(paired(params, 1)[0])))
 
     def _run_one(self, prepared: Any) -> Iterator[StreamDelta]:
-        bell = threading.Event()
+        bell, ending = threading.Event(), sys.is_finalizing  # by its own name: a program that ends clears modules
         ring = bell.set
         running = None
         try:
@@ -212,6 +213,7 @@ class LLM(Connected):
                     raise indexed(own(delta.output.error), 0, [delta.output])
                 yield delta
         finally:
-            self._client.places.leave(ring)
-            if running is not None:
-                running.cancel()
+            if not ending():  # then other threads stopped where they were, and hold whatever locks they held
+                self._client.places.leave(ring)
+                if running is not None:
+                    running.cancel()

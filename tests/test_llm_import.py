@@ -97,6 +97,33 @@ print("done")
     assert ran(script, str(write_tiny_llama(tmp_path / "tiny"))) == "done\n"
 
 
+def test_a_program_ends_though_the_engine_stopped_with_a_lock_in_its_hands(tmp_path: Path) -> None:
+    """A daemon thread ends wherever it is when Python does; a stream that is then closed must not wait for it."""
+    script = """
+from mlxcel import LLM, SamplingParams
+llm = LLM(sys.argv[1], backend="reference-numpy")
+stream = llm.stream("hello", SamplingParams(ignore_eos=True, temperature=0))
+next(stream)
+held = {}  # a namespace of its own: the one of the program goes when Python ends, and the stream with it
+exec('''
+import threading, time
+from mlxcel.core.outbox import Outbox
+put, inside = Outbox.put, threading.Event()
+
+def slow(outbox, event):
+    with outbox._lock:
+        inside.set()
+        time.sleep(0.5)
+        return put(outbox, event)
+
+Outbox.put = slow
+''', held)
+assert held["inside"].wait(60)
+print("done")
+"""
+    assert ran(script, str(write_tiny_llama(tmp_path / "tiny"))) == "done\n"
+
+
 def test_ctrl_c_in_a_call_leaves_the_object_usable(tmp_path: Path) -> None:
     """Rows run, more prompts wait for places, and the signal meets the main thread wherever it waits."""
     script = """
