@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -219,7 +220,7 @@ class Run:
         sides: dict[str, Side] = {
             "engine": (bench, partial(self._decode, bench, few)),
             # The first token is the prompt's.
-            "scheduler": (bench, lambda: _mean_step(served(bench, few - steps // 2, steps + 1)[1:])),
+            "scheduler": (bench, lambda: mean_step(served(bench, few - steps // 2, steps + 1)[1:])),
         }
         yield from self._compared(sides, few)
 
@@ -295,7 +296,7 @@ class Run:
     def _decode(self, bench: Bench, keys: int) -> float:
         """A row of its own whose lengths lie around `keys`."""
         row = bench.begin(bench.ids(keys - self.sizes.steps // 2, 1))
-        seconds = _mean_step(bench.decode([row], self.sizes.steps))
+        seconds = mean_step(bench.decode([row], self.sizes.steps))
         bench.close_rows()
         return seconds
 
@@ -304,7 +305,7 @@ class Run:
         steps, keys = self.sizes.batch_steps, self.sizes.batch_keys
         length = keys - steps - self.sizes.rounds * steps // 2
         rows = [bench.begin(bench.ids(length, place), chunk=self.sizes.chunks[0]) for place in range(count)]
-        seconds = self._rounds(lambda: _mean_step(bench.decode(rows, steps)))
+        seconds = self._rounds(lambda: mean_step(bench.decode(rows, steps)))
         bench.close_rows()
         return self._step(bench, count, keys, seconds)
 
@@ -372,9 +373,12 @@ def _range(values: Sequence[float]) -> list[float]:
     return [min(values), max(values)]
 
 
-def _mean_step(moments: Sequence[float]) -> float:
-    """Seconds from one token to the next, once they follow each other."""
-    return (moments[-1] - moments[0]) / (len(moments) - 1)
+def mean_step(moments: Sequence[float]) -> float:
+    """Seconds of a token behind the first ones. Those of one call come together: what the first call brought is where
+    the time begins, and no part of what is counted."""
+    mean = (moments[-1] - moments[0]) / (len(moments) - 1)
+    began = next(place for place, gap in enumerate(pairwise(moments)) if gap[1] - gap[0] >= mean / 2)
+    return (moments[-1] - moments[began]) / (len(moments) - 1 - began)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""benchmarks/bandwidth.py: which of the rates that it sees it calls the memory's."""
+"""benchmarks/bandwidth.py and decode.py: which of the rates that they see they call the memory's, and a step's."""
 
 import importlib
 from pathlib import Path
@@ -84,3 +84,13 @@ def test_forms_on_a_device_go_over_all_words_as_often_as_they_say(bandwidth):
     for _ in range(4):
         wanted = wanted * np.uint32(1664525) + np.uint32(1013904223)
     assert (permuted == wanted).all()
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+@pytest.mark.parametrize("first", [1, 3, 4])
+def test_a_mean_step_is_that_of_a_clock_whichever_tokens_come_together(monkeypatch, together, first):
+    """A token takes 5 s of the clock; a client hears of those of one call at once, and of `first` before all others."""
+    ends = [first + count * together for count in range(9)]
+    moments = [5.0 * next(end for end in ends if end > place) + place / 1e6 for place in range(ends[-1])]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    assert importlib.import_module("decode").mean_step(moments) == pytest.approx(5.0, rel=1e-5)
