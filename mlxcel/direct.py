@@ -9,7 +9,7 @@ from mlxcel.core.engine import Engine
 from mlxcel.core.lone_row import LoneRow
 from mlxcel.core.observe import Observers
 from mlxcel.core.piecework import Planner
-from mlxcel.core.plan import RowOutcome, Span, TokenLogprobs
+from mlxcel.core.plan import PrefillPlan, RowOutcome, Span, TokenLogprobs
 from mlxcel.core.prompt_ids import truncate_prompt
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.result import RequestResult, Timings, error_code
@@ -105,10 +105,12 @@ class _Run:
         row: LoneRow | None = None
         try:
             try:
+                plan = planner.build(self._spec.prompt_ids)
+                self._prepare(sequence_id, plan, run_ahead)
                 if tokenizer is not None:
                     before = echoed(tokenizer, self._spec, whole=self._engine.view(sequence_id).max_new == 0)
                     self._hear(before, self._text, self._on_text)
-                outcome = self._prefill(sequence_id, planner)
+                outcome = self._prefill(sequence_id, plan)
                 row = LoneRow(self._engine, sequence_id, run_ahead=run_ahead)
                 while outcome.cause is None and outcome.error is None:
                     outcome = row.step()
@@ -165,8 +167,14 @@ class _Run:
         self._prompt_logprobs = (None, *scores.of_tokens(prompt[1:]))
         return None
 
-    def _prefill(self, sequence_id: int, planner: Planner) -> RowOutcome:
-        plan = planner.build(self._spec.prompt_ids)
+    def _prepare(self, sequence_id: int, plan: PrefillPlan, run_ahead: bool) -> None:
+        """What is compiled before the first step is no part of the request's times."""
+        began = self._clock()
+        self._engine.prepare(sequence_id, plan, self._progress, ahead=run_ahead)
+        self._started = self._clock()
+        self._accepted += self._started - began
+
+    def _prefill(self, sequence_id: int, plan: PrefillPlan) -> RowOutcome:
         self._progress.start("prefill", plan.length, "tokens")
         outcome = self._engine.prefill(sequence_id, plan, self._piece_ran)
         self._progress.finish()

@@ -75,6 +75,10 @@ def maker(when, work):
                 if when == "compile":
                     work()
 
+            def prepare_steps(self, calls, progress):
+                if when == "prepare":
+                    work()
+
             def submit(self, plan):
                 if when == "warm-up":
                     work()
@@ -86,12 +90,13 @@ def maker(when, work):
 load_directly = maker("load", directly)
 compile_directly = maker("compile", directly)
 warm_up_directly = maker("warm-up", directly)
+prepare_in_a_pool = maker("prepare", in_a_pool)
 load_in_a_pool = maker("load", in_a_pool)
 compile_in_a_pool = maker("compile", in_a_pool)
 load_in_a_finalizer = maker("load", in_a_finalizer)
 load_in_a_text = maker("load", in_a_text)
 
-NAMES = [name for name in globals() if name.startswith(("load_", "compile_", "warm_up_"))]
+NAMES = [name for name in globals() if name.startswith(("load_", "compile_", "prepare_", "warm_up_"))]
 
 @hookimpl
 def mlxcel_backends():
@@ -204,6 +209,14 @@ def test_h_s1_an_interrupted_load_ends_with_130(stuck: Path, arguments: tuple[st
         if backend == "load-in-a-pool":
             process.send_signal(signal.SIGINT)
         assert end(process) == (130, "", "interrupted\n")
+
+
+def test_h_s1_an_interrupt_while_steps_are_prepared_ends_with_130(stuck: Path) -> None:
+    """1.4: the row ends as in any of its steps, and what compiles is left to itself."""
+    with begun(stuck, "prepare-in-a-pool", "generate", "tiny", "-p", "a") as process:
+        process.send_signal(signal.SIGINT)
+        code, _, told = end(process)
+    assert (code, "0 tokens · cancelled" in told, "Python ended" in told) == (130, True, False)
 
 
 def test_h_s1_a_second_interrupt_ends_the_wait_for_threads(stuck: Path) -> None:

@@ -11,7 +11,6 @@ import attrs
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from mlxcel.core.backend import BackendCaps, Compilations, DeviceMemory, Level
 from mlxcel.core.checkpoint import Checkpoint
@@ -196,24 +195,39 @@ class JaxBackend:
     def _listed(self, running: Running, closed: Iterable[Programs]) -> Iterator[Program]:
         """Every program with what it will be called with, or with what only looks like it."""
         for each in closed:
-            shape = each.launch.shape
             for asked in each.whole:
-                yield Program(
-                    f"{shape.words}, {asked.shape.words}", forward_and_draw, running.for_both(each.launch, asked)
-                )
+                yield running.whole_program(each.launch, asked)
             for run in each.runs:
-                yield Program(run.words, forward_and_draw_run, running.for_run(run))
+                yield running.run_program(run)
             if each.alone:
-                yield Program(shape.words, forward, running.for_forward(each.launch))
-            size = (shape.logits, running.model.config.vocab_size)
-            logits: Any = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
-                size, jnp.float32, sharding=SingleDeviceSharding(self._device)
-            )
+                yield running.forward_program(each.launch)
             for asked in each.draws:
-                yield Program(asked.shape.words, draw, running.for_draw(asked, logits))
+                yield running.draw_program(asked)
         if running.layout.paged:  # else a page is a whole row, which nobody copies, and eight of them are many
             yield Program("copies of pages", storage.copy_pages, running.for_copies(running.no_copies))
         yield Program("clearing of pages", storage.clear_spoilt, running.for_clearing(*running.nobody))
+
+    @mended()
+    def prepare_steps(self, calls: Sequence[Sequence[StepPlan]], progress: Progress) -> None:
+        """As `warm_up`, of what these calls will run, which for itself is not run here."""
+        running = self._started()
+        running.executables.make_missing(self._coming(running, calls), progress)
+
+    def _coming(self, running: Running, calls: Iterable[Sequence[StepPlan]]) -> Iterator[Program]:
+        """The programs of `submit` and `submit_run`."""
+        for plans in calls:
+            if (run := self._run_of(plans)) is not None:
+                yield running.run_program(run)
+                continue
+            for plan in plans:
+                for launch in running.launching.cut(plan):
+                    asked = self._asked(plan, launch) if len(launch.draws) else None
+                    if asked is not None and self._at_once(launch, asked):
+                        yield running.whole_program(launch, asked)
+                        continue
+                    yield running.forward_program(launch)
+                    if asked is not None:
+                        yield running.draw_program(asked)
 
     @property
     def compilations_after_ready(self) -> int:
@@ -255,19 +269,26 @@ class JaxBackend:
 
     def submit_run(self, plans: Sequence[StepPlan]) -> list[Submitted]:
         """One program, where there is one for these draws."""
-        running, first = self._started(), plans[0]
-        launch, *others = running.launching.cut(first)
-        asked = self._asked(first, launch)
-        together = not others and runs_together(running.model, launch.shape, asked.shape)
-        if not together or len(plans) != running.run_steps:
+        running, run = self._started(), self._run_of(plans)
+        if run is None:
             return [self.submit(plan) for plan in plans]
         try:
-            self._copy_pages(first.page_copies)
-            words = self._forward_and_draw_run(Run.of_plans(launch, asked, plans))
+            self._copy_pages(plans[0].page_copies)
+            words = self._forward_and_draw_run(run)
         except Exception as error:
             raise self._fault(error) from error
-        steps = Drawn.of_run(launch, words, len(plans))
+        steps = Drawn.of_run(run.launch, words, len(plans))
         return [Submitted(plan, (step,), running.routes, None) for plan, step in zip(plans, steps, strict=True)]
+
+    def _run_of(self, plans: Sequence[StepPlan]) -> Run | None:
+        """None where these are steps one by one."""
+        running = self._started()
+        if len(plans) == 1 or len(plans) != running.run_steps:
+            return None
+        launch, *others = running.launching.cut(plans[0])
+        asked = self._asked(plans[0], launch)
+        together = not others and runs_together(running.model, launch.shape, asked.shape)
+        return Run.of_plans(launch, asked, plans) if together else None
 
     def _drawn(self, plan: StepPlan, launch: Launch) -> Drawn:
         asked = self._asked(plan, launch)

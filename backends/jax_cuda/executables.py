@@ -11,6 +11,7 @@ import attrs
 import jax
 
 from mlxcel.core.held_interrupts import held_interrupts
+from mlxcel.core.source import Progress
 from mlxcel_jax_cuda.compile_ahead import Program, compile_aside, compile_together, load_together, parts
 from mlxcel_jax_cuda.compile_cache import unasked
 from mlxcel_jax_cuda.program_store import ProgramStore
@@ -29,6 +30,8 @@ class Executables:
     _ready: dict[_Key, Callable[..., Any]] = attrs.field(factory=dict)
     _unproven: dict[_Key, str] = attrs.field(factory=dict)
     """Programs that were loaded ahead and did not run yet, with what they are kept as."""
+    _at_hand: dict[_Key, Callable[..., Any]] = attrs.field(factory=dict)
+    """Programs that were loaded for a call that has not come yet, and is the first to run them."""
 
     def call(self, function: Any, arguments: tuple[Any, ...]) -> Any:
         """`function(*arguments)`, by its program."""
@@ -40,18 +43,33 @@ class Executables:
         """All of them, ahead; `done` hears how many there are."""
         named = [attrs.evolve(each, kept_as=self._kept_as(each.function, each.arguments)) for each in programs]
         found = [None] * len(named) if self._store is None else load_together(named, self._store.load, done)
-        kept: list[Program] = []
-        others: list[Program] = []
+        missing = []
         for each, call in zip(named, found, strict=True):
             if call is not None and each.kept_as is not None:
                 self._ready[_key(each)] = call
                 self._unproven[_key(each)] = each.kept_as
             else:
-                (others if each.kept_as is None else kept).append(each)
-        there = len(named) - len(kept) - len(others)
-        self._compile(kept, lambda count: done(there + count))
-        self._compile(others, lambda count: done(there + len(kept) + count))
-        log.info("programs: %d loaded, %d compiled, %d left to JAX's own cache", there, len(kept), len(others))
+                missing.append(each)
+        there = len(named) - len(missing)
+        kept = self._compile_all(missing, lambda count: done(there + count))
+        others = len(missing) - kept
+        log.info("programs: %d loaded, %d compiled, %d left to JAX's own cache", there, kept, others)
+
+    def make_missing(self, programs: Iterable[Program], progress: Progress) -> None:
+        """Those of them that are not there, each once, ahead of calls that will come. What no store has is compiled, as
+        the phase "compile"; a call does not have to find any of it."""
+        wanted = {_key(each): each for each in programs}
+        missing = {key: each for key, each in wanted.items() if key not in self._ready and key not in self._at_hand}
+        named = [attrs.evolve(each, kept_as=self._kept_as(each.function, each.arguments)) for each in missing.values()]
+        if self._store is not None:
+            found = load_together(named, self._store.load, lambda count: None)
+            self._at_hand |= {key: call for key, call in zip(missing, found, strict=True) if call is not None}
+            named = [each for each, call in zip(named, found, strict=True) if call is None]
+        if named:
+            progress.start("compile", len(named), "programs")
+            self._compile_all(named, progress.advance)
+            progress.finish()
+        log.info("programs of steps to come: %d loaded, %d compiled", len(missing) - len(named), len(named))
 
     def proven(self) -> None:
         """Every program that is there has run."""
@@ -75,8 +93,7 @@ class Executables:
         ready: Callable[..., Any]
         if self._store is None or kept_as is None:
             ready = functools.partial(function, *statics)
-        elif found := self._store.load(kept_as):
-            log.info("program %s: loaded on demand", _told(function, statics))
+        elif found := self._loaded(function, statics, kept_as):
             try:
                 given = jax.block_until_ready(found(*arrays))  # type: ignore[no-untyped-call]
             except Exception:
@@ -92,6 +109,23 @@ class Executables:
         self._ready[function, statics] = ready
         with held_interrupts():  # JAX may trace it now
             return ready(*arrays)
+
+    def _loaded(self, function: Any, statics: tuple[Any, ...], kept_as: str) -> Callable[..., Any] | None:
+        """Out of the store, now or before; None where it has no such program."""
+        ahead = self._at_hand.pop((function, statics), None)
+        if ahead is not None or self._store is None:
+            return ahead
+        found: Callable[..., Any] | None = self._store.load(kept_as)
+        if found is not None:
+            log.info("program %s: loaded on demand", _told(function, statics))
+        return found
+
+    def _compile_all(self, programs: Sequence[Program], done: Callable[[int], None]) -> int:
+        """Those that are kept, and then the others; how many the former are."""
+        kept = [each for each in programs if each.kept_as is not None]
+        self._compile(kept, done)
+        self._compile([each for each in programs if each.kept_as is None], lambda count: done(len(kept) + count))
+        return len(kept)
 
     def _compile(self, programs: Sequence[Program], done: Callable[[int], None]) -> None:
         """Programs that are all kept, or all not."""

@@ -7,16 +7,18 @@ from typing import Any
 
 import attrs
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mlxcel.core.kv import KVLayout
 from mlxcel.core.plan import StepPlan
 from mlxcel.core.sampling import Sampler
 from mlxcel_jax_cuda import storage
-from mlxcel_jax_cuda.decode_run import Run
-from mlxcel_jax_cuda.drawing import Asked, LastDrawn
+from mlxcel_jax_cuda.compile_ahead import Program
+from mlxcel_jax_cuda.decode_run import Run, forward_and_draw_run
+from mlxcel_jax_cuda.drawing import Asked, LastDrawn, draw
 from mlxcel_jax_cuda.executables import Executables
-from mlxcel_jax_cuda.forward import Read
+from mlxcel_jax_cuda.forward import Read, forward, forward_and_draw
 from mlxcel_jax_cuda.launch import Launch, Launching
 from mlxcel_jax_cuda.model import Model
 
@@ -74,6 +76,24 @@ class Running:
     def for_draw(self, asked: Asked, logits: jax.Array) -> tuple[Any, ...]:
         """The arguments of `draw`."""
         return asked.shape, logits, self.last, asked.buffer
+
+    def whole_program(self, launch: Launch, asked: Asked) -> Program:
+        """Forward and draw as one."""
+        return Program(f"{launch.shape.words}, {asked.shape.words}", forward_and_draw, self.for_both(launch, asked))
+
+    def run_program(self, run: Run) -> Program:
+        return Program(run.words, forward_and_draw_run, self.for_run(run))
+
+    def forward_program(self, launch: Launch) -> Program:
+        return Program(launch.shape.words, forward, self.for_forward(launch))
+
+    def draw_program(self, asked: Asked) -> Program:
+        """Behind logits that are not there yet."""
+        size = (asked.shape.rows, self.model.config.vocab_size)
+        logits: Any = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+            size, jnp.float32, sharding=self.last.tokens.sharding
+        )
+        return Program(asked.shape.words, draw, self.for_draw(asked, logits))
 
     def for_copies(self, copies: np.ndarray) -> tuple[Any, ...]:
         """The arguments of `storage.copy_pages`. copies int32 [N, 3], N at most COPIES."""

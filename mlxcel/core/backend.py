@@ -184,6 +184,18 @@ class RunsSteps(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparesSteps(Protocol):
+    """A backend that compiles, and can do so for steps that it is told of before they are submitted."""
+
+    def prepare_steps(self, calls: Sequence[Sequence[StepPlan]], progress: Progress) -> None:
+        """Make what these calls need and is not at hand: a call of one plan will be `submit`, of more `submit_run`.
+        None of them runs now, and their tokens and pages are not those that will come. What has to be compiled is the
+        phase "compile" of so many programs; where nothing has to, there is none. An exception counts for nothing: a
+        step makes what it still lacks, and fails where that fails."""
+        ...
+
+
 @attrs.frozen
 class Compilations:
     """Programs that were compiled: before a backend was ready, and since."""

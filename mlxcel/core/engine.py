@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from mlxcel.core.backend import Backend, BackendCaps, Compilations, CountsCompilations, DeviceMemory, Level, RunsSteps
+from mlxcel.core.coming_steps import prepare_steps
 from mlxcel.core.engine_parts import EngineParts
 from mlxcel.core.finish import Ending, Finish
 from mlxcel.core.kv import KVSpec, KVStats, KVStore
 from mlxcel.core.kv_calls import KVCalls
 from mlxcel.core.observe import Observers
 from mlxcel.core.packing import pack_behind, pack_step
-from mlxcel.core.parts import can_run, check_parts, part_length
+from mlxcel.core.parts import check_parts, longest_run, part_length
 from mlxcel.core.plan import (
     Decode,
     Part,
@@ -41,6 +42,7 @@ from mlxcel.core.sampling import Sampler
 from mlxcel.core.score import score
 from mlxcel.core.sequence import Sequence, SequenceState, SequenceView
 from mlxcel.core.settings import EngineSettings
+from mlxcel.core.source import Progress
 from mlxcel.core.step import Step, as_fault, check_result, last_outcome
 from mlxcel.errors import (
     BackendFault,
@@ -79,7 +81,8 @@ class Engine(KVCalls):
         self._finish = finish
         self._settings = settings
         self._observers = Observers(()) if observers is None else observers
-        super().__init__(Rows(EngineParts(backend, kv_spec, kv, sampler, finish, settings)), kv)
+        self._parts = EngineParts(backend, kv_spec, kv, sampler, finish, settings)
+        super().__init__(Rows(self._parts), kv)
         self._resolving = Resolving(self._rows, sampler, finish)
         self._steps: deque[Step] = deque()
         self._next_ticket = 1
@@ -158,12 +161,9 @@ class Engine(KVCalls):
     def run_length(self, parts: Listing[Part]) -> int:
         """How many steps of these parts may be submitted together now (spec C54): the backend's `decode_run`, or 1."""
         caps = self._backend.caps
-        longest = caps.decode_run
-        if longest == 1 or len(parts) > caps.run_rows or self._kv_spec.windowed or self._kv_spec.recurrent:
+        if caps.decode_run == 1 or len(parts) > caps.run_rows or any(isinstance(part, Piece) for part in parts):
             return 1
-        if any(isinstance(part, Piece) for part in parts):
-            return 1
-        return longest if all(can_run(row, longest) for row in self._rows.get_all(parts)) else 1
+        return longest_run(self._rows.get_all(parts), caps, self._kv_spec)
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
@@ -305,6 +305,12 @@ class Engine(KVCalls):
         """Collect every step in flight, for a caller that was interrupted and has no use for what they say."""
         while self._steps:
             self.collect(self._steps[0].ticket)
+
+    def prepare(self, sequence_id: int, plan: PrefillPlan, progress: Progress, *, ahead: bool = True) -> None:
+        """Let the backend compile what a row that runs alone will need, before its first step: for the pieces of the
+        plan, a decode behind them and, where steps run `ahead`, a run. Reserves and runs nothing, and may be left out.
+        `progress` hears of it where something is compiled."""
+        prepare_steps(self._parts, self._rows.get(sequence_id), plan, progress, ahead=ahead and self.caps.run_ahead)
 
     def prefill(
         self, sequence_id: int, plan: PrefillPlan, on_piece: Callable[[Span], None] = lambda span: None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence as Listing
+from typing import Protocol
 
 import numpy as np
 
-from mlxcel.core.kv import KVStore
 from mlxcel.core.parts import scoring
 from mlxcel.core.plan import CARRY, Part, Piece, SamplingArrays, StepPlan
 from mlxcel.core.sampling import Sampler
@@ -17,6 +17,21 @@ from mlxcel.errors import CapacityError
 PageCopy = tuple[int, int, int]
 
 
+class PageTables(Protocol):
+    """What packing asks of a KV store, as `KVStore` has it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def num_pages(self) -> int: ...
+
+    def page_table(self, sequence_id: int) -> np.ndarray: ...
+
+
 def pack_step(
     rows: Listing[Sequence],
     parts: Listing[Part],
@@ -24,7 +39,7 @@ def pack_step(
     drawing: Listing[bool],
     copies: Listing[PageCopy],
     *,
-    kv: KVStore,
+    kv: PageTables,
     sampler: Sampler,
     closed: bool = False,
 ) -> StepPlan:
@@ -139,7 +154,7 @@ def _asked(
     return query_start[draw_rows + 1] - 1, draw_rows, sampling
 
 
-def _page_tables(rows: Listing[Sequence], ends: Listing[int], kv: KVStore) -> np.ndarray:
+def _page_tables(rows: Listing[Sequence], ends: Listing[int], kv: PageTables) -> np.ndarray:
     """int32 [S, P] of rows that will hold the positions before `ends` (spec E5), -1 behind a row's last page. A wrong
     page would be written to another row."""
     size = kv.page_size
@@ -159,7 +174,7 @@ def _page_tables(rows: Listing[Sequence], ends: Listing[int], kv: KVStore) -> np
 
 
 def _wrong_table(
-    rows: Listing[Sequence], tables: Listing[np.ndarray], ends: Listing[int], kv: KVStore
+    rows: Listing[Sequence], tables: Listing[np.ndarray], ends: Listing[int], kv: PageTables
 ) -> CapacityError:
     """What is said of the first row whose table is of no use."""
     row, table, length = next(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listing
 
+from mlxcel.core.backend import BackendCaps
+from mlxcel.core.kv import KVSpec
 from mlxcel.core.plan import Part, Piece, PrefillPlan, Scoring, id_bytes
 from mlxcel.core.sequence import Sequence, SequenceState
 from mlxcel.errors import BatchShapeError
@@ -58,6 +60,14 @@ def can_run(row: Sequence, steps: int) -> bool:
     coming = len(row.output) + row.drawing
     newest = row.prompt_length + coming - 1
     return row.runs and not row.ended and row.stored + row.fed == newest and 0 < coming <= row.max_new - steps
+
+
+def longest_run(rows: Listing[Sequence], caps: BackendCaps, spec: KVSpec) -> int:
+    """How many decodes of these rows may be submitted together now (spec C54): the backend's `decode_run`, or 1."""
+    longest = caps.decode_run
+    if longest == 1 or len(rows) > caps.run_rows or spec.windowed or spec.recurrent:
+        return 1
+    return longest if all(can_run(row, longest) for row in rows) else 1
 
 
 def _check_piece(row: Sequence, part: Piece) -> bool:
