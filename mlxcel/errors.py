@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+HINT: Final = "hint: "
+"""How the note of an exception begins that is its hint."""
 
 
 class MlxcelError(Exception):
@@ -24,10 +27,19 @@ class MlxcelError(Exception):
 
     def __init__(self, message: str, *, hint: str | None = None, **values: Any) -> None:
         super().__init__(message)
-        self.hint = hint
         self.values = values
-        if hint is not None:
-            self.add_note(f"hint: {hint}")
+        self.hint = hint
+
+    @property
+    def hint(self) -> str | None:
+        """What to do next; it ends the traceback, too."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str | None) -> None:
+        self._hint = hint
+        notes = [note for note in getattr(self, "__notes__", []) if not note.startswith(HINT)]
+        self.__notes__ = notes if hint is None else [*notes, f"{HINT}{hint}"]
 
     @property
     def message(self) -> str:

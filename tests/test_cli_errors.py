@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import struct
 import traceback
@@ -175,3 +176,18 @@ def test_a_traceback_ends_with_the_hint(hint: str | None) -> None:
     """For programs, which print no hints of their own."""
     *_, last = traceback.format_exception(UsageError("it is wrong", hint=hint))
     assert last == ("mlxcel.errors.UsageError: it is wrong\n" if hint is None else "hint: take another one\n")
+
+
+def test_a_hint_that_is_changed_is_the_one_that_a_traceback_ends_with() -> None:
+    """Whoever lets an error through may know the next step better; notes of others stay, and so does a copy's."""
+    error = UsageError("it is wrong", hint="take another one")
+    error.add_note("behind prompt 3")
+    error.hint = "/undo drops the last exchange"
+    kept = pickle.loads(pickle.dumps(error))
+    for each in (error, kept):
+        assert traceback.format_exception_only(each)[1:] == [
+            "behind prompt 3\n",
+            "hint: /undo drops the last exchange\n",
+        ]
+    error.hint = None
+    assert traceback.format_exception_only(error)[1:] == ["behind prompt 3\n"]

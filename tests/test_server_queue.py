@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import socket
@@ -21,7 +22,7 @@ from tiny_checkpoint import write_tiny_llama
 
 from mlxcel.plugins.manager import PluginManager
 from mlxcel.server.body_limit import HEADERS
-from mlxcel.server.run import listen, url
+from mlxcel.server.run import _unless_a_client_is_gone, listen, url
 from mlxcel.server.settings import ServerSettings
 
 
@@ -164,6 +165,19 @@ def test_a_client_that_reads_nothing_cannot_hold_up_the_end(
     gc.collect()  # what was left behind is found now
     assert "left behind" in caplog.text
     assert not server.serving.scheduler.healthy
+
+
+@pytest.mark.parametrize(
+    ("error", "heard"), [(BrokenPipeError(), False), (asyncio.CancelledError(), False), (RuntimeError("a fault"), True)]
+)
+def test_what_asyncio_says_of_a_connection_is_no_fault(error: BaseException, heard: bool) -> None:
+    """Its client is gone, or it was cancelled at the end (which Python 3.11 says); a real fault is told as ever."""
+    found: list[Any] = []
+    loop = asyncio.new_event_loop()
+    loop.default_exception_handler = found.append  # type: ignore[method-assign]
+    _unless_a_client_is_gone(loop, {"message": "in a callback", "exception": error})
+    loop.close()
+    assert bool(found) == heard
 
 
 # --- routes of plugins ------------------------------------------------------------------------------------------------

@@ -280,8 +280,7 @@ class EngineLoop:
         self._flights.drop()
         for number in self._engine.open_sequences:
             self._engine.close(number)
-        self._roster.seated.clear()
-        self._roster.jobs.clear()
+        self._roster.forget_all()
         self._report()
 
     def _report(self) -> None:

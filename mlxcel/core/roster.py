@@ -219,6 +219,12 @@ class Roster:
                 log.warning("the KV of %s was not kept", row.spec.request_id, exc_info=error)
         self._unseat(row)
 
+    def forget_all(self) -> None:
+        """The engine has nothing any more, and nobody is told of it."""
+        self.seated.clear()
+        self._ended.clear()
+        self.jobs.clear()
+
     def _forget_waiting(self, row: Row) -> None:
         behind = self._behind.get(row.job.number, [])
         if row in behind:

@@ -172,9 +172,10 @@ async def _serve(
 
 
 def _unless_a_client_is_gone(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """hypercorn lets through some of what the system says of a connection that broke."""
-    if isinstance(context.get("exception"), OSError):
-        log.debug("a connection broke: %s", context["exception"])
+    """hypercorn lets through some of what the system says of a connection that broke, and asyncio of Python 3.11 that a
+    connection's task was cancelled."""
+    if isinstance(context.get("exception"), (OSError, asyncio.CancelledError)):
+        log.debug("a connection broke: %r", context["exception"])
     else:
         loop.default_exception_handler(context)
 
