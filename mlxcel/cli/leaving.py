@@ -20,6 +20,10 @@ PATIENCE: Final = 2.0
 """Seconds that threads get to end by themselves: enough for a file that is being written."""
 
 
+LOOK: Final = 0.05
+"""Seconds from one look for a signal to the next."""
+
+
 def leave(code: int, *, ignored: bool) -> int:
     """The exit code, where Python may end as it does; otherwise the process ends here.
 
@@ -52,7 +56,9 @@ def _still_busy() -> bool:
     end = time.monotonic() + PATIENCE
     for thread in threading.enumerate():
         if thread.name.startswith(OURS):
-            thread.join(max(0.0, end - time.monotonic()))
+            # A signal right before a wait begins does not end it, and is heard behind it: so waits are short.
+            while thread.is_alive() and (left := end - time.monotonic()) > 0:
+                thread.join(min(left, LOOK))
             if thread.is_alive():
                 return True
     return False
