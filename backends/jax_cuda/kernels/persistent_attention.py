@@ -212,14 +212,14 @@ class Attention:
         def _merge_items() -> None:
             dim = pl.multiple_of(chunk * TILE, TILE)
             part, place = pl.ds(dim, TILE), lax.rem(layer, jnp.int32(2))
+            strides = heads * self.step.head_dim * COLUMNS, heads * 2 * COLUMNS
 
             def add_some(i: Any, old: attention.Partial) -> attention.Partial:
-                index = [first + jnp.minimum(i * FAN + s, used - 1) for s in range(FAN)]
-                stats = [self.stats.at[place, s, head, which] for which in (0, 1) for s in index]
-                found = self.exchange.sums([self.partials.at[place, s, head, part] for s in index], stats)
+                run = place, first + i * FAN, head
+                values, stats = self.partials.at[*run, part], self.stats.at[run]
+                maxima, sums, merged = self.exchange.partials(values, stats, strides, FAN, used - i * FAN)
                 self.watch.moment(layer, "attention", "parts seen")
-                values, maxima, sums = found[:FAN], found[FAN : 2 * FAN], found[2 * FAN :]
-                return attention.merge_run(old, i * FAN, used, maxima, sums, values, _spread)
+                return attention.merge_run(old, i * FAN, used, maxima, sums, merged, _spread)
 
             begin = attention.start(WGMMA, (TILE, COLUMNS), 0)
             _, total, acc = lax.fori_loop(0, lax.div(used + FAN - 1, jnp.int32(FAN)), add_some, begin)

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, load, plgpu, store, store_tokens
+from mlxcel_jax_cuda.kernels.persistent_pages import keep
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
 from mlxcel_jax_cuda.kernels.persistent_watch import PHASES, Watch
@@ -227,7 +228,6 @@ class Ends:
     logits: Any  # [N, V] float32
     keys: Any  # [L * pages, K, page_size, d] bf16, in place
     values: Any
-    staged: Any  # [2, N, together, d/2] bf16 in shared memory
 
     def residual(self, layer: Any, gain_row: Any, old: Any, to: Carried) -> Ending:
         """x += y, and what the norm with the gain of that row needs. old [D, N] float32."""
@@ -300,33 +300,10 @@ class Ends:
 
             @pl.when(item * step.together >= step.heads)
             def _keep() -> None:
-                plgpu.wait_smem_to_gmem(0)
-                for half, values in enumerate(halves):
-                    store(self.staged.at[half].reshape(COLUMNS, TILE).T, values)
-                plgpu.commit_smem()
-                self._onto_pages(layer, item * step.together)
+                pools, where = (self.keys, self.values), (self.page, self.place)
+                keep(step, pools, where, layer, item * step.together, [first, second])
 
         return Ending(begin, _no_more, end)
-
-    def _onto_pages(self, layer: Any, head: Any) -> None:
-        """For the steps to come: nothing in this one waits for it."""
-        step, width = self.step, self.step.head_dim // 2
-        halves = [pl.ds(half * width, width) for half in (0, 1)]
-        for pool, start in ((self.keys, step.heads), (self.values, step.heads + step.kv_heads)):
-
-            @pl.when((head >= start) & (head < start + step.kv_heads))
-            def _write(pool: Any = pool, start: int = start) -> None:
-                def row(column: Any, carry: Any) -> Any:
-                    @pl.when(self.page[column] >= 0)
-                    def _row() -> None:
-                        page, place = layer * step.pages + self.page[column], self.place[column]
-                        for half, dims in enumerate(halves):
-                            where = pool.at[page, pl.ds(head - start, step.together), place, dims]
-                            plgpu.copy_smem_to_gmem(self.staged.at[half, column], where)
-
-                    return carry
-
-                lax.fori_loop(0, COLUMNS, row, 0)
 
 
 def _nothing(_item: Any) -> None:

@@ -88,10 +88,15 @@ def tiled_place(row: Any, place: Any) -> Any:
 
 def load(address: Any, offset: Any, count: int, wanted: Any | None = None) -> Words:
     """Words from L2; zeros where not wanted."""
+    return load_at(past(address, offset), 0, count, wanted)
+
+
+def load_at(address: Any, offset: int, count: int, wanted: Any | None = None) -> Words:
+    """The same; an offset that is known stands in the instruction and takes no register."""
     i32 = ir.IntegerType.get_signless(32)
     names = ", ".join(f"${i}" for i in range(count))
-    load = f"ld.relaxed.gpu.global.v{count}.b32 {{{names}}}, [${count}];"
-    operands, outputs = [past(address, offset)], ",".join(["=&r"] * count)
+    load = f"ld.relaxed.gpu.global.v{count}.b32 {{{names}}}, [${count}+{offset}];"
+    operands, outputs = [address], ",".join(["=&r"] * count)
     if wanted is None:
         text, inputs = load, "l"
     else:

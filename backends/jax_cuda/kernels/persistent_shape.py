@@ -204,8 +204,8 @@ class Step:
     @property
     def slots(self) -> int:
         d = self.head_dim
-        queries, weights, staged = COLUMNS * d * 2 + 2 * d * 2, 4 * COLUMNS * TILE * 2, 2 * TILE * COLUMNS * 2
-        room = SMEM_BYTES - queries - weights - staged - COLUMNS * self.token_depth * 2
+        queries, weights = COLUMNS * d * 2 + 2 * d * 2, 4 * COLUMNS * TILE * 2
+        room = SMEM_BYTES - queries - weights - COLUMNS * self.token_depth * 2
         return min(room // SLOT_BYTES, MOST_SLOTS)
 
     @property

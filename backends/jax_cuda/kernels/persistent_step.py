@@ -91,7 +91,7 @@ def decode_step(
         logits_g, heads_g, mixed_g, hidden_g, parts_g, partials_g, stats_g, *rest = rest
         by_o, by_down = Carried(*rest[:3]), Carried(*rest[3:6])
         places_g = rest.pop(6) if step.watched else None
-        x_s, ring_s, queries_s, newest_s, weights_s, staged_s, full, empty = rest[6:]
+        x_s, ring_s, queries_s, newest_s, weights_s, full, empty = rest[6:]
         block, thread = lax.axis_index("block"), lax.axis_index("thread")
         work, ring, watch = (
             Work(step, block, work_g, rows_g, tables_g),
@@ -140,7 +140,7 @@ def decode_step(
             )  # fmt: skip
             ends = Ends(
                 step, gains_g, bias_g, head_gains_g, cos_g, sin_g, page_g, place_g, heads_g, hidden_g, logits_g,
-                keys_g, values_g, staged_s,
+                keys_g, values_g,
             )  # fmt: skip
             phases = step.product_phases
 
@@ -192,7 +192,6 @@ def decode_step(
         plgpu.SMEM((N, d), jnp.bfloat16, transforms=TILED),
         plgpu.SMEM((2, d), jnp.bfloat16),
         plgpu.SMEM((HALVES, N, TILE), jnp.bfloat16, transforms=TILED),
-        plgpu.SMEM((2, N, step.together, d // 2), jnp.bfloat16),
         plgpu.Barrier(num_arrivals=step.copies, num_barriers=step.slots),
         plgpu.Barrier(num_barriers=step.slots),
     ]

@@ -30,7 +30,7 @@ Carry = tuple[Any, Any]
 class Work:
     """A block's share of the decode attention of a step: the same in every layer.
 
-    Item n of a block is the (item, KV head) of number n * sms + block.
+    Item n of a block is the (item, KV head) of number n * sms + its position.
     """
 
     step: Step
@@ -46,14 +46,25 @@ class Work:
         return self.rows[last, 0] + self.rows[last, 1]
 
     @property
+    def zero(self) -> Any:
+        """0, but not for the compiler: a loop of so many turns more stays rolled, and is not peeled."""
+        return jnp.minimum(self.used, 0)
+
+    @property
+    def position(self) -> Any:
+        """Of the block among those that have items: who merges one row's is the last to have an item more."""
+        sms, merging = self.step.sms, self.step.kv_heads * self.step.chunks
+        return lax.rem(self.block + (sms - merging % sms), jnp.int32(sms))
+
+    @property
     def items(self) -> Any:
         if "attention" in self.step.left_out:
             return jnp.int32(0)
-        return lax.div(self.used * self.step.kv_heads - self.block + (self.step.sms - 1), jnp.int32(self.step.sms))
+        return lax.div(self.used * self.step.kv_heads - self.position + (self.step.sms - 1), jnp.int32(self.step.sms))
 
     def place(self, n: Any) -> tuple[Any, Any]:
         """(item, KV head)."""
-        number, heads = n * self.step.sms + self.block, jnp.int32(self.step.kv_heads)
+        number, heads = n * self.step.sms + self.position, jnp.int32(self.step.kv_heads)
         return lax.div(number, heads), lax.rem(number, heads)
 
     def record(self, n: Any, fields: int) -> tuple[Any, ...]:
@@ -84,19 +95,22 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
 
     Written for few instructions: each kind of copy stands here once, for those of the other warpgroup need the room.
     """
-    window, copies, block = step.window, step.copies, work.block
+    window, copies, block, zero = step.window, step.copies, work.block, work.zero
     tile, phases = min(step.page_size, STEP), step.product_phases
 
     def ask(carry: Carry, under_way: Any, start: Callable[[Any, Any], None]) -> Carry:
         number, here = carry
         slot = ring.slot(number)
 
-        def has_come(earlier: Any, _: Any) -> Any:
-            plgpu.barrier_wait(ring.full.at[ring.slot(earlier)])
-            return earlier + 1
-
         plgpu.barrier_wait(ring.empty.at[slot])
-        here = lax.fori_loop(here, jnp.maximum(here, number + 1 - under_way), has_come, here)
+        for _ in range(window.wide - window.narrow + 1):  # no loop: the compiler would unroll it, at each place
+
+            def has_come(earlier: Any = here) -> None:
+                plgpu.barrier_wait(ring.full.at[ring.slot(earlier)])
+
+            late = here < number + 1 - under_way
+            pl.when(late)(has_come)
+            here = here + late.astype(jnp.int32)
         start(slot, ring.full.at[slot])
         return number + 1, here
 
@@ -148,7 +162,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
 
                         return ask(asked, window.wide, start)
 
-                    found: Carry = lax.fori_loop(0, BLOCK // STEP * step.chunks, one, asked)
+                    found: Carry = lax.fori_loop(0, BLOCK // STEP * step.chunks + zero, one, asked)
                     return found
 
                 asked = slots_of(values, slots_of(keys, (number, here)))
@@ -186,7 +200,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
             watch.asked(n, which)
             return attention(n, jnp.where(which == 0, items, 0), carry)
 
-        asked: Carry = lax.fori_loop(0, len(phases), phase, carry)
+        asked: Carry = lax.fori_loop(0, len(phases) + zero, phase, carry)
         return asked
 
     carry = lax.fori_loop(0, step.layers, layer, (jnp.int32(0), jnp.int32(0)))

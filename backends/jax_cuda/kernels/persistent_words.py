@@ -81,7 +81,7 @@ class Exchange:
         of_row, count = depth // VALUES, depth // THREADS
         alone = -(-of_row // THREADS)  # rounds with chunks of the first row, which is always there
 
-        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), _SCALAR, _SCALAR)
+        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), SCALAR, SCALAR)
         def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any) -> None:
             stride = ir.MemRefType(x.type).get_strides_and_offset()[0][0] * 2
             begin, shared, thread = ptx.address_of(x), ptx.shared_address(target), ptx.this_thread()
@@ -118,36 +118,64 @@ class Exchange:
 
         move(x, target, first, used)
 
-    def sums(self, parts: Sequence[Any], of_columns: Sequence[Any] = ()) -> list[jax.Array]:
-        """parts [64, N] and of_columns [N] float32 each, in device memory -> the same in registers, as wgmma has its
-        sums, and what is one for each of their columns."""
-        refs, columns = [*parts, *of_columns], len(of_columns)
+    def sums(self, parts: Sequence[Any]) -> list[jax.Array]:
+        """parts [64, N] float32 each, in device memory -> the same in registers, as wgmma has its sums."""
         out = [plgpu.ShapeDtypeStruct((TILE, COLUMNS), jnp.float32, layout=WGMMA)] * len(parts)
-        out += [plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0))] * columns
 
-        @self._inline(WGMMA, WGMMA.reduce(0), *[plgpu.RefType()] * len(refs), out=out)
-        def read(when_there: WhenThere, template: Any, of_column: Any, *refs: Any) -> list[Any]:
+        @self._inline(WGMMA, *[plgpu.RefType()] * len(parts), out=out)
+        def read(when_there: WhenThere, template: Any, *parts: Any) -> list[Any]:
             row, column = ptx.row_and_column()
-            addresses = [ptx.address_of(ref) for ref in refs]
+            own = arith.addi(arith.muli(row, ptx.integer(COLUMNS * 4)), column)
+            places = [ptx.past(ptx.address_of(part), own) for part in parts]
+
+            def words() -> Words:
+                return [word for at in places for rows in (0, 8) for word in ptx.load_at(at, rows * COLUMNS * 4, 2)]
+
+            values = when_there(words, 4 * len(parts))
+            pairs = [ptx.pair_of(values[i : i + 2]) for i in range(0, len(values), 2)]
+            return [ptx.like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
+
+        found: list[jax.Array] = list(read(_templates()[0], *parts))
+        plgpu.commit_smem()  # the threads go on together
+        return found
+
+    def partials(
+        self, values: Any, stats: Any, strides: tuple[int, int], count: int, used: Any
+    ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+        """The first [64, N] and [2, N] float32 of a run in device memory, and how many values lie between one and the
+        next -> `count` of them in registers: maxima, sums and values. Zeros for those from `used` on."""
+        whole = plgpu.ShapeDtypeStruct((TILE, COLUMNS), jnp.float32, layout=WGMMA)
+        of_columns = plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0))
+
+        @self._inline(
+            WGMMA, WGMMA.reduce(0), plgpu.RefType(), plgpu.RefType(), SCALAR,
+            out=[*[of_columns] * (2 * count), *[whole] * count],
+        )  # fmt: skip
+        def read(when_there: WhenThere, template: Any, of_column: Any, values: Any, stats: Any, used: Any) -> list[Any]:
+            row, column = ptx.row_and_column()
+            own = arith.addi(arith.muli(row, ptx.integer(COLUMNS * 4)), column)
+            own_values, own_stats = ptx.past(ptx.address_of(values), own), ptx.past(ptx.address_of(stats), column)
+            limit = used.registers.flat[0]
+            wanted = [arith.cmpi(arith.CmpIPredicate.slt, ptx.integer(i), limit) for i in range(count)]
 
             def words() -> Words:
                 found: Words = []
-                for address in addresses[: len(parts)]:
-                    for i in (0, 8):
-                        at = arith.addi(arith.muli(arith.addi(row, ptx.integer(i)), ptx.integer(COLUMNS * 4)), column)
-                        found += ptx.load(address, at, 2)
-                for address in addresses[len(parts) :]:
-                    found += ptx.load(address, column, 2)
+                for which in (0, 1):
+                    for i, there in enumerate(wanted):
+                        found += ptx.load_at(own_stats, 4 * (i * strides[1] + which * COLUMNS), 2, there)
+                for i, there in enumerate(wanted):
+                    for rows in (0, 8):
+                        found += ptx.load_at(own_values, 4 * (i * strides[0] + rows * COLUMNS), 2, there)
                 return found
 
-            values = when_there(words, 4 * len(parts) + 2 * columns)
-            pairs = [ptx.pair_of(values[i : i + 2]) for i in range(0, len(values), 2)]
-            made = [ptx.like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
-            return made + [ptx.like(of_column, [pair]) for pair in pairs[2 * len(parts) :]]
+            found = when_there(words, 8 * count)
+            pairs = [ptx.pair_of(found[i : i + 2]) for i in range(0, len(found), 2)]
+            made = [ptx.like(of_column, [pair]) for pair in pairs[: 2 * count]]
+            return made + [ptx.like(template, pairs[i : i + 2]) for i in range(2 * count, 4 * count, 2)]
 
-        found: list[jax.Array] = list(read(*_templates(), *refs))
+        found: list[jax.Array] = list(read(*_templates(), values, stats, used))
         plgpu.commit_smem()  # the threads go on together
-        return found
+        return found[:count], found[count : 2 * count], found[2 * count :]
 
     def squares(self, squares: Any) -> jax.Array:
         """squares [count, N] float32 in device memory -> their total [N], added in index order."""
@@ -155,14 +183,10 @@ class Exchange:
 
         @self._inline(WGMMA.reduce(0), plgpu.RefType(), out=out)
         def read(when_there: WhenThere, of_column: Any, squares: Any) -> Any:
-            column, address = ptx.row_and_column()[1], ptx.address_of(squares)
+            own = ptx.past(ptx.address_of(squares), ptx.row_and_column()[1])
 
             def words() -> Words:
-                return [
-                    word
-                    for i in range(count)
-                    for word in ptx.load(address, arith.addi(column, ptx.integer(i * COLUMNS * 4)), 2)
-                ]
+                return [word for i in range(count) for word in ptx.load_at(own, i * COLUMNS * 4, 2)]
 
             values = when_there(words, 2 * count)
             total = of_column.registers.flat[0]
@@ -184,7 +208,7 @@ class Exchange:
         rounds = -(-count * of_head // THREADS)
         scalars = [row, *items, *within]
 
-        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), plgpu.RefType(), *[_SCALAR] * len(scalars))
+        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), plgpu.RefType(), *[SCALAR] * len(scalars))
         def move(when_there: WhenThere, heads: Any, queries: Any, newest: Any, *scalars: Any) -> None:
             row, *rest = [scalar.registers.flat[0] for scalar in scalars]
             begin, thread = ptx.address_of(heads), ptx.this_thread()
@@ -279,7 +303,7 @@ setp.eq.and.u32 first, before, 0, $2;
 @first st.relaxed.gpu.global.u32 [$1], phase;
 }"""
 
-_SCALAR = plgpu.Layout.WG_SPLAT(())
+SCALAR = plgpu.Layout.WG_SPLAT(())
 
 
 def put_newest(ring: Any, newest: Any, slots: Sequence[Any], row: Any, head_dim: int) -> None:
@@ -288,7 +312,7 @@ def put_newest(ring: Any, newest: Any, slots: Sequence[Any], row: Any, head_dim:
     of_head = head_dim // VALUES
 
     @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
-        arg_types=(plgpu.RefType(TILED), plgpu.RefType(), *[_SCALAR] * (len(slots) + 1))
+        arg_types=(plgpu.RefType(TILED), plgpu.RefType(), *[SCALAR] * (len(slots) + 1))
     )
     def put(_context: Any, ring: Any, newest: Any, row: Any, *slots: Any) -> None:
         row, *where = [scalar.registers.flat[0] for scalar in (row, *slots)]
@@ -332,7 +356,7 @@ def fill(ref: Any, first: Any, threads: int, source: Any | None = None, used: An
     sources, size = [] if source is None else [source], ref.shape[0]
 
     @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
-        arg_types=(_SCALAR, _SCALAR, plgpu.RefType(), *[plgpu.RefType()] * len(sources))
+        arg_types=(SCALAR, SCALAR, plgpu.RefType(), *[plgpu.RefType()] * len(sources))
     )
     def write(_context: Any, first: Any, used: Any, ref: Any, *sources: Any) -> None:
         shape = ir.MemRefType(ref.type)
