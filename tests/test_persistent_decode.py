@@ -105,14 +105,16 @@ def begun_by_formulas(buffer, last_tokens, embed, gains, *, packed, at, pages):
     place = jnp.maximum(positions, 0)
     page = jnp.take_along_axis(tables, place[:, None] // pages.page_size, axis=1)[:, 0]
     page = jnp.where(positions >= 0, page, -1)
+    schedule = schedule._replace(tables=buffer)
     return Begun(*begin(rows, gains[0], jnp.bfloat16)), Planned(page, place % pages.page_size, schedule)
 
 
-def by_formulas(step, stacked, tokens, keys, values, schedule):
+def by_formulas(step, stacked, tokens, keys, values, schedule, at):
     """`decode_step`, of what it alone is given: a row's length is in its items of the schedule."""
     first, count = schedule.rows[:, 0], schedule.rows[:, 1]
     lengths = jnp.where(count > 0, schedule.work[first, 3], 0)
-    return step_reference(step, stacked, tokens, keys, values, jnp.maximum(schedule.tables, 0), lengths)
+    tables = schedule.tables[at.place(np.arange(8)[:, None], np.arange(at.pages))]
+    return step_reference(step, stacked, tokens, keys, values, jnp.maximum(tables, 0), lengths)
 
 
 QUICK = ("llama, untied", "qwen2", "qwen3")

@@ -68,19 +68,20 @@ def decode_at_once(
     """The KV with one more token of each of 8 rows, and logits float32 [8, V]. last_tokens and buffer as a launch has
     them."""
     shapes = Shapes.of(block)
+    at = places_of(shape)
     begun, planned = begin_step(
         buffer,
         last_tokens,
         embedding(weights),
         weights.gains,
         packed=packed(shapes, weights),
-        at=places_of(shape),
+        at=at,
         pages=Pages(step.pages, step.page_size, step.kv_heads),
     )
     cos, sin = turns(block, jnp.maximum(shape.cut(buffer).positions[:, 0], 0))
     stacked = Stacked(weights.tiles, weights.head, weights.gains, weights.bias, weights.head_gains)
     tokens = Tokens(begun.x, begun.scaled, begun.squares, cos, sin, planned.page, planned.place)
-    made = decode_step(step, stacked, tokens, *pools, planned.schedule)
+    made = decode_step(step, stacked, tokens, *pools, planned.schedule, at.tables)
     return (made.keys, made.values), made.logits
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 
+import attrs
 import jax
 import jax.numpy as jnp
 
@@ -18,6 +19,17 @@ FEW_ROWS = 8
 
 FIELDS = 4
 """Numbers of an item before its pool rows."""
+
+
+@attrs.frozen
+class Tables:
+    """Where page tables lie in an array of int32: the n-th page of row r at `first` + r * `pages` + n."""
+
+    first: int
+    pages: int  # of a row
+
+    def place(self, row: typing.Any, number: typing.Any) -> typing.Any:
+        return self.first + row * self.pages + number
 
 
 class Schedule(typing.NamedTuple):

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.attention import FAST
-from mlxcel_jax_cuda.kernels.attention_schedule import Schedule
+from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, Tables
 from mlxcel_jax_cuda.kernels.mosaic import TILED, launch, plgpu, shaped
 from mlxcel_jax_cuda.kernels.persistent_attention import HALVES, Attention
 from mlxcel_jax_cuda.kernels.persistent_barrier import Together
@@ -33,6 +33,9 @@ from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 N = COLUMNS
+
+COMPUTE_REGISTERS, MEMORY_REGISTERS = 232, 96
+"""Of a thread. With 64 the memory warpgroup keeps values that come in pages of 64 in local memory."""
 
 
 class Stacked(NamedTuple):
@@ -68,12 +71,19 @@ class Made(NamedTuple):
     times: jax.Array | None  # [L, EVENTS, sms, 2] int32 of a timed step: see `Watch`
 
 
-@functools.partial(jax.jit, static_argnames=("step",))
+@functools.partial(jax.jit, static_argnames=("step", "at"))
 def decode_step(
-    step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values: jax.Array, schedule: Schedule
+    step: Step,
+    stacked: Stacked,
+    tokens: Tokens,
+    keys: jax.Array,
+    values: jax.Array,
+    schedule: Schedule,
+    at: Tables | None = None,
 ) -> Made:
     """One token of each of up to 8 rows through every layer. keys and values [L * pages, K, page_size, d] bf16: donate
-    them, and they are written in place. The schedule is `make_schedule`'s for the 8 rows and the pages of one layer."""
+    them, and they are written in place. The schedule is `make_schedule`'s for the 8 rows and the pages of one layer;
+    or, where its tables are a part of an int32 array, they are `at` a place of it."""
     _check(step, stacked, tokens, keys, values)
     D, d, L = step.hidden, step.head_dim, step.layers
     times = [jnp.zeros((L, len(EVENTS), step.sms, 2), jnp.int32)] if step.timed else []
@@ -81,6 +91,8 @@ def decode_step(
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
     turns = [jnp.tile(table, (step.together, 1)) for table in (tokens.cos, tokens.sin)]
     items = schedule.work.shape[0]
+    if at is None:
+        at, schedule = Tables(0, schedule.tables.shape[1]), schedule._replace(tables=schedule.tables.reshape(-1))
 
     def persistent_step(
         tiles_g: Any, head_g: Any, gains_g: Any, cos_g: Any, sin_g: Any, page_g: Any, place_g: Any, *refs: Any
@@ -94,7 +106,7 @@ def decode_step(
         x_s, ring_s, queries_s, newest_s, weights_s, full, empty = rest[6:]
         block, thread = lax.axis_index("block"), lax.axis_index("thread")
         work, ring, watch = (
-            Work(step, block, work_g, rows_g, tables_g),
+            Work(step, block, work_g, rows_g, tables_g, at),
             Ring(ring_s, full, empty),
             Watch(block, places_g, times_g),
         )
@@ -103,12 +115,12 @@ def decode_step(
 
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
-            plgpu.set_max_registers(64, action="decrease")
+            plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
             fill(step, ring, tiles_g, head_g, keys_g, values_g, work, watch)
 
         @pl.when(thread == 0)
         def _compute_warpgroup() -> None:
-            plgpu.set_max_registers(232, action="increase")
+            plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
             for i in range(step.slots):
                 plgpu.barrier_arrive(empty.at[i])
             watch.begin()

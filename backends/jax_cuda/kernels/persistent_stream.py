@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.attention import BLOCK
-from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
+from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, Tables
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
 from mlxcel_jax_cuda.kernels.persistent_shape import Step, Window
 from mlxcel_jax_cuda.kernels.persistent_watch import Watch
@@ -37,7 +37,8 @@ class Work:
     block: Any
     work: Any  # [items, FIELDS + tiles] int32, see `attention_schedule`
     rows: Any  # [N, 2] int32
-    tables: Any  # [N, P] int32
+    tables: Any  # int32, the tables `at` a place of it
+    at: Tables
 
     @property
     def used(self) -> Any:
@@ -66,6 +67,10 @@ class Work:
         """(item, KV head)."""
         number, heads = n * self.step.sms + self.position, jnp.int32(self.step.kv_heads)
         return lax.div(number, heads), lax.rem(number, heads)
+
+    def page(self, row: Any, number: Any) -> Any:
+        """The n-th page of a row, which is no page behind what the row has; numbers end with the table."""
+        return self.tables[self.at.place(row, jnp.minimum(number, self.at.pages - 1))]
 
     def record(self, n: Any, fields: int) -> tuple[Any, ...]:
         """row, first key, blocks, keys of the row, pool row of each tile. To be read one item ahead of its use."""
@@ -119,10 +124,9 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
             row = row_of(k)
 
             def start(slot: Any, full: Any) -> None:
-                for i in range(copies):
-                    rows = pl.ds(pl.multiple_of(row + i * tile, TILE), tile)
-                    target = ring.slots.at[slot, pl.ds(i * tile, tile)]
-                    plgpu.copy_gmem_to_smem(source.at[rows], target, full)
+                for _ in range(copies - 1):
+                    plgpu.barrier_arrive(full)  # it waits for as many as keys come in
+                plgpu.copy_gmem_to_smem(source.at[pl.ds(pl.multiple_of(row, TILE), STEP)], ring.slots.at[slot], full)
 
             return ask(carry, jnp.where(k < window.steps, window.narrow, window.wide), start)
 
@@ -139,8 +143,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
             kv_head, upcoming = work.place(n)[1], work.record(n + 1, len(first_record))
 
             def pool_row(key: Any) -> Any:
-                page = lax.div(key, jnp.int32(step.page_size))
-                page = work.tables[row, jnp.minimum(page, work.tables.shape[1] - 1)]
+                page = work.page(row, lax.div(key, jnp.int32(step.page_size)))
                 return jnp.where(key < length, page * page_rows + lax.rem(key, jnp.int32(step.page_size)), 0)
 
             def block_of_keys(b: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.attention import BLOCK, SLOT
-from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, Schedule, capacity
+from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS, Schedule, Tables, capacity
 from mlxcel_jax_cuda.kernels.mosaic import (
     TRANSPOSED,
     WGMMA,
@@ -49,7 +49,7 @@ class Planned(NamedTuple):
 
     page: jax.Array  # [8] int32, -1 for a row that is padding
     place: jax.Array  # [8] int32, on its page
-    schedule: Schedule
+    schedule: Schedule  # its tables lie where they came from: in the launch's buffer, at `Buffer.tables`
 
 
 @attrs.frozen
@@ -63,6 +63,10 @@ class Buffer:
     page_tables: int
     pages: int  # of a row
     carry: int  # the token id of a row whose token the device has drawn
+
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.page_tables, self.pages)
 
 
 @attrs.frozen
@@ -147,18 +151,18 @@ def begin_step(
     at: Buffer,
     pages: Pages,
 ) -> tuple[Begun, Planned]:
-    """Of a step of 8 rows. buffer int32 of the launch, last_tokens int32 [slots + 1]; others as in `begin`."""
+    """Of a step of 8 rows. buffer int32 of the launch, last_tokens int32 [slots + 1]; others as in `begin`. Page tables
+    are left where they are: to copy them took as many reads one behind the other as a row has pages."""
     D, P, int32 = gains.shape[1], at.pages, jnp.int32
     items = pages.items(P)
-    blocks, entries = max(items, D // TILE, ROWS), ROWS * P
     fields = FIELDS + BLOCK // min(pages.page_size, SLOT)
 
     def kernel(buffer_g: Any, last_g: Any, embed_g: Any, gains_g: Any, *refs: Any) -> None:
-        x_g, scaled_g, squares_g, page_g, place_g, work_g, rows_g, tables_g, *scratch = refs
+        x_g, scaled_g, squares_g, page_g, place_g, work_g, rows_g, *scratch = refs
         block = lax.axis_index("block")
 
         def table(row: Any, number: Any) -> Any:
-            return buffer_g[at.page_tables + row * P + number]
+            return buffer_g[at.tables.place(row, number)]
 
         @pl.when(block < D // TILE)
         def _tokens() -> None:
@@ -190,31 +194,19 @@ def begin_step(
             def _items(row: int = row, first: Any = first, count: Any = count) -> None:
                 rows_g[row, 0], rows_g[row, 1] = first, count
 
-        def entry(n: Any, carry: Any) -> Any:
-            number = block + n * blocks
-
-            @pl.when(number < entries)
-            def _copy() -> None:
-                row, place = lax.div(number, int32(P)), lax.rem(number, int32(P))
-                tables_g[row, place] = jnp.maximum(table(row, place), 0)
-
-            return carry
-
-        lax.fori_loop(0, -(-entries // blocks), entry, 0)
-
     small = [((ROWS,), jnp.int32), ((ROWS,), jnp.int32), ((items, fields), jnp.int32), ((ROWS, 2), jnp.int32)]
     made = launch(
         kernel,
-        [*_begun(ROWS, D), *(shaped(*each) for each in small), shaped((ROWS, P), jnp.int32)],
+        [*_begun(ROWS, D), *(shaped(*each) for each in small)],
         _scratch(),
         *(buffer, last_tokens, embed, gains),
-        grid=(blocks,),
+        grid=(max(items, D // TILE, ROWS),),
         grid_names=("block",),
         num_threads=1,
         thread_name="thread",
     )
-    x, scaled, squares, page, place, work, rows, tables = made
-    return Begun(x, scaled, squares), Planned(page, place, Schedule(work, rows, tables))
+    x, scaled, squares, page, place, work, rows = made
+    return Begun(x, scaled, squares), Planned(page, place, Schedule(work, rows, buffer))
 
 
 def _begun(tokens: int, hidden: int) -> list[Any]:
