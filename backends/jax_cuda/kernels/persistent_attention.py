@@ -28,7 +28,7 @@ from mlxcel_jax_cuda.kernels.rounding import add_scaled
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
-FAN = 8
+FAN = 16
 """Partials that are loaded at a time."""
 
 HALVES = BLOCK // HALF
@@ -69,19 +69,19 @@ class Attention:
         merges = lax.div(attended - block + (self.step.sms - 1), jnp.int32(self.step.sms))
 
         def item(n: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            step, row, first, run, length = carry
+            step, before, row, first, run, length = carry
             upcoming = self.work.record(n + 1, FIELDS)
             self.watch.moment(layer, "attention", "waits")
-            self._bring_heads(layer, row, self.work.place(n)[1])
+            pl.when(row != before)(lambda: self._bring_heads(layer, row, self.work.place(n)[1]))
             self.watch.moment(layer, "attention", "tokens here")
             step, partial = self._blocks(step, first, run, length)
             self.watch.moment(layer, "attention", "products done")
             self._give(layer, n, row, partial)
             self.watch.moment(layer, "attention", "over")
-            return step, *upcoming
+            return step, row, *upcoming
 
         record = self.work.record(jnp.int32(0), FIELDS)
-        step = lax.fori_loop(0, items, item, (first_step, *record))[0]
+        step = lax.fori_loop(0, items, item, (first_step, jnp.int32(-1), *record))[0]
 
         def merge(n: Any, carry: Any) -> Any:
             self._merge_one(layer, block + n * self.step.sms)

@@ -165,6 +165,8 @@ class Step:
             return f"page_size={self.page_size} must be {TILE} or a multiple of {STEP}"
         if self.layers < 1 or self.pages < 1 or self.sms < 1:
             return f"layers={self.layers}, pages={self.pages} and sms={self.sms} must be 1 or more"
+        if self.sms < K:
+            return f"{self.sms} multiprocessors are less than one for each of {K} KV heads"
         if self.slots < FEWEST_SLOTS:
             return f"tokens of {self.token_depth} values leave {self.slots} ring slots, {FEWEST_SLOTS} are needed"
         unknown = sorted(set(self.left_out) - set(LEAVABLE))

@@ -6,6 +6,7 @@ values: whoever uses those reads them again (`persistent_attention`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,8 @@ Carry = tuple[Any, Any]
 class Work:
     """A block's share of the decode attention of a step: the same in every layer.
 
-    Item n of a block is the (item, KV head) of number n * sms + its position.
+    A block has one KV head, and of the schedule's items some that follow one another: mostly of one row, whose queries
+    it then looks for once. Blocks that are left over when each KV head has equally many have none.
     """
 
     step: Step
@@ -52,21 +54,30 @@ class Work:
         return jnp.minimum(self.used, 0)
 
     @property
-    def position(self) -> Any:
-        """Of the block among those that have items: who merges one row's is the last to have an item more."""
-        sms, merging = self.step.sms, self.step.kv_heads * self.step.chunks
-        return lax.rem(self.block + (sms - merging % sms), jnp.int32(sms))
+    def _sharing(self) -> int:
+        """Blocks that share the items of a KV head."""
+        return self.step.sms // self.step.kv_heads
+
+    @property
+    def _rank(self) -> Any:
+        """Of the block among those: who merges one row's partials is the last to have an item more."""
+        sharing = self._sharing
+        of_head = lax.div(self.block, jnp.int32(self.step.kv_heads))
+        return lax.rem(of_head + -self.step.chunks % sharing, jnp.int32(sharing))
 
     @property
     def items(self) -> Any:
         if "attention" in self.step.left_out:
             return jnp.int32(0)
-        return lax.div(self.used * self.step.kv_heads - self.position + (self.step.sms - 1), jnp.int32(self.step.sms))
+        sharing = self._sharing
+        count = lax.div(self.used - self._rank + (sharing - 1), jnp.int32(sharing))
+        return jnp.where(self.block < sharing * self.step.kv_heads, count, 0)
 
     def place(self, n: Any) -> tuple[Any, Any]:
         """(item, KV head)."""
-        number, heads = n * self.step.sms + self.position, jnp.int32(self.step.kv_heads)
-        return lax.div(number, heads), lax.rem(number, heads)
+        sharing, rank = jnp.int32(self._sharing), self._rank
+        first = rank * lax.div(self.used, sharing) + jnp.minimum(rank, lax.rem(self.used, sharing))
+        return first + n, lax.rem(self.block, jnp.int32(self.step.kv_heads))
 
     def page(self, row: Any, number: Any) -> Any:
         """The n-th page of a row, which is no page behind what the row has; numbers end with the table."""
@@ -134,7 +145,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
         return asked
 
     items, first_record = work.items, work.record(jnp.int32(0), FIELDS + BLOCK // tile)
-    tiles_of_block = BLOCK // tile
+    tiles_of_block, of_side = BLOCK // tile, BLOCK // STEP * step.chunks  # of_side: slots of a block's keys, or values
     page_rows = jnp.int32(step.kv_heads * step.page_size)
 
     def attention(layer: Any, count: Any, carry: Carry) -> Carry:
@@ -150,25 +161,25 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
                 number, here, *pool_rows = carry
                 following = [pool_row(first + (b + 1) * BLOCK + i * tile) for i in range(tiles_of_block)]
 
-                def slots_of(source: Any, asked: Carry) -> Carry:
-                    def one(i: Any, asked: Carry) -> Carry:
-                        run_of_keys, chunk = lax.div(i, jnp.int32(step.chunks)), lax.rem(i, jnp.int32(step.chunks))
+                def one(i: Any, asked: Carry) -> Carry:
+                    of_values, place = i >= of_side, lax.rem(i, jnp.int32(of_side))
+                    run_of_keys, chunk = lax.div(place, jnp.int32(step.chunks)), lax.rem(place, jnp.int32(step.chunks))
 
-                        def start(slot: Any, full: Any) -> None:
-                            for piece in range(copies):
-                                at = jnp.where(run_of_keys == 0, pool_rows[piece], pool_rows[copies + piece])
-                                page = layer * step.pages + lax.div(at, page_rows)
-                                offset = pl.multiple_of(lax.rem(at, jnp.int32(step.page_size)), TILE)
-                                dims = pl.ds(pl.multiple_of(chunk * TILE, TILE), TILE)
+                    dims = pl.ds(pl.multiple_of(chunk * TILE, TILE), TILE)
+
+                    def start(slot: Any, full: Any) -> None:
+                        for piece in range(copies):
+                            at = jnp.where(run_of_keys == 0, pool_rows[piece], pool_rows[copies + piece])
+                            page = layer * step.pages + lax.div(at, page_rows)
+                            offset = pl.multiple_of(lax.rem(at, jnp.int32(step.page_size)), TILE)
+                            to = ring.slots.at[slot, pl.ds(piece * tile, tile)]
+                            for source, wanted in ((keys, jnp.logical_not(of_values)), (values, of_values)):
                                 old = source.at[page, kv_head, pl.ds(offset, tile), dims]
-                                plgpu.copy_gmem_to_smem(old, ring.slots.at[slot, pl.ds(piece * tile, tile)], full)
+                                pl.when(wanted)(functools.partial(plgpu.copy_gmem_to_smem, old, to, full))
 
-                        return ask(asked, window.wide, start)
+                    return ask(asked, window.wide, start)
 
-                    found: Carry = lax.fori_loop(0, BLOCK // STEP * step.chunks + zero, one, asked)
-                    return found
-
-                asked = slots_of(values, slots_of(keys, (number, here)))
+                asked = lax.fori_loop(0, 2 * of_side + zero, one, (number, here))
                 return *asked, *following
 
             asked = lax.fori_loop(0, run, block_of_keys, (number, here, *pool_rows))[:2]
