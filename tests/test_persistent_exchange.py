@@ -48,7 +48,7 @@ class Machine:
         monkeypatch.setattr(persistent_words, "_templates", lambda: (None, None))
         for name, fake in {
             "integer": int, "this_thread": lambda: self.thread, "address_of": int, "load_at": self.load,
-            "pair_of": tuple, "like": lambda template, pairs: list(pairs),
+            "meet": lambda: None, "pair_of": tuple, "like": lambda template, pairs: list(pairs),
         }.items():  # fmt: skip
             monkeypatch.setattr(persistent_ptx, name, fake)
         store = types.SimpleNamespace(extractelement=lambda pair, i: pair[i], inline_asm=self.store)
@@ -117,6 +117,16 @@ def test_new_keys_and_values_go_to_their_places_on_the_pages(sizes, monkeypatch)
                     pool = pools[own >= step.heads + K]
                     wanted[pool + 2 * (line * step.head_dim + dim)] = half, row, column
         assert machine.written == wanted
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9, 64, 136])
+def test_one_missing_word_is_found_among_all_that_are_read(count, monkeypatch):
+    """Wherever it is. The greatest of words is that of numbers without a sign."""
+    monkeypatch.setattr(persistent_words, "arith", types.SimpleNamespace(maxui=max))
+    words = np.random.default_rng(count).integers(2**32 - 1, size=count).tolist()
+    assert persistent_words._greatest(words) == max(words) < 2**32 - 1
+    for place in range(count):
+        assert persistent_words._greatest([*words[:place], 2**32 - 1, *words[place + 1 :]]) == 2**32 - 1
 
 
 class Layer(int):

@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels import attention
+from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.attention import BLOCK, HALF, MASKED, Scoring
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, plgpu, store, store_tokens
@@ -96,7 +97,7 @@ class Attention:
         heads += [step.heads + kv_head, step.heads + step.kv_heads + kv_head]
         together = jnp.int32(step.together)
         items, within = [lax.div(head, together) for head in heads], [lax.rem(head, together) for head in heads]
-        plgpu.commit_smem()  # all warps have read those before
+        ptx.meet()  # all warps have read those before
         made = self.heads_made.at[lax.rem(layer, jnp.int32(2))]
         self.exchange.heads(made, row, items, within, step.head_dim // 2, (self.queries, self.newest))
         plgpu.commit_smem()

@@ -1,8 +1,8 @@
 """How the blocks of the persistent step begin: no words are looked for before all are forgotten.
 
-A semaphore of the whole grid, zeroed before the launch. What Mosaic makes of it: a signal is `bar.sync` over the 128
-threads of the warpgroup and then `red.release.gpu` by one of them, so that what all of them wrote is released; a wait
-is `ld.relaxed.gpu` in a loop by one thread, then `fence.acquire.gpu`, then `bar.sync`.
+A semaphore of the whole grid, zeroed before the launch. What Mosaic makes of it: a signal is `red.release.gpu` by one
+thread, behind a `bar.sync` over the 128 of the warpgroup, so that what all of them wrote is released; a wait is
+`ld.relaxed.gpu` in a loop by one thread, then `fence.acquire.gpu`, then `bar.sync`.
 
 A wait for what never comes has no end and leaves no traceback. In a watched step a wait gives up after `PATIENCE` looks
 and notes where it was; what is computed from there on is undefined, but the launch ends.
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import plgpu
 from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
 
@@ -38,6 +39,7 @@ class Together:
         """What every block wrote before this, all see after it."""
         if not self.active:
             return
+        ptx.meet()  # all of them have written: one signals
         plgpu.semaphore_signal(self.here, memory_scope="gpu")
         if self.watch is None:
             plgpu.semaphore_wait(self.here, value=self.blocks, decrement=False, memory_scope="gpu")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, load, plgpu, store, store_tokens
 from mlxcel_jax_cuda.kernels.persistent_pages import keep
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
@@ -71,7 +72,7 @@ class Products:
                 self.watch.moment(layer, name, what)
 
         def bring_tokens(part: Any) -> None:
-            plgpu.commit_smem()  # all warps have read those before
+            ptx.meet()  # all warps have read those before
             first = part * units.part_depth
             exchange.tokens(source.x, first, units.part_depth, self.tokens, self.used, source.run, source.gap)
             plgpu.commit_smem()

@@ -13,6 +13,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith as _arith
 from jaxlib.mlir.dialects import llvm as _llvm
 
+from mlxcel_jax_cuda.kernels.mosaic import plgpu
+
 arith: Any = _arith  # their stubs know the operations, not the wrappers
 llvm: Any = _llvm
 mosaic_utils: Any = _utils
@@ -50,6 +52,17 @@ def row_and_column() -> tuple[Any, Any]:
     lane, warp = arith.andi(thread, integer(31)), arith.shrui(thread, integer(5))
     row = arith.addi(arith.muli(warp, integer(16)), arith.shrui(lane, integer(2)))
     return row, arith.muli(arith.andi(lane, integer(3)), integer(8))
+
+
+def meet() -> None:
+    """All threads of the warpgroup have come this far, and go on together: ptxas wants to know that before `wgmma`.
+    Called from a kernel, not from `inline_mgpu`."""
+
+    @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
+    def barrier(_context: Any) -> None:
+        mosaic_utils.warpgroup_barrier()
+
+    barrier()
 
 
 def integer(value: int) -> Any:

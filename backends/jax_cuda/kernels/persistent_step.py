@@ -8,6 +8,7 @@ device memory, which is to say in L2.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -33,6 +34,12 @@ from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 N = COLUMNS
+
+UNGUARDED = dataclasses.replace(FAST, unsafe_no_auto_barriers=True)
+"""Without a barrier of the warpgroup before and behind every store, and before every copy. What some threads write and
+others of the block read lies in shared memory, and has `commit_smem` between (tokens, queries, weights of attention,
+the newest key and value) or is Mosaic's own (sums over rows); who writes it again has passed a barrier behind the
+reading."""
 
 COMPUTE_REGISTERS, MEMORY_REGISTERS = 232, 96
 """Of a thread. With 64 the memory warpgroup keeps values that come in pages of 64 in local memory."""
@@ -215,7 +222,7 @@ def decode_step(
         *(tokens.x, tokens.scaled, tokens.squares, *schedule),
         *in_place,
         *small,
-        compiler_params=FAST,
+        compiler_params=UNGUARDED,
         grid=(step.sms,),
         grid_names=("block",),
         num_threads=2,

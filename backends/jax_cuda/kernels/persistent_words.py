@@ -136,7 +136,7 @@ class Exchange:
             return [ptx.like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
 
         found: list[jax.Array] = list(read(_templates()[0], *parts))
-        plgpu.commit_smem()  # the threads go on together
+        ptx.meet()
         return found
 
     def partials(
@@ -174,7 +174,7 @@ class Exchange:
             return made + [ptx.like(template, pairs[i : i + 2]) for i in range(2 * count, 4 * count, 2)]
 
         found: list[jax.Array] = list(read(*_templates(), values, stats, used))
-        plgpu.commit_smem()  # the threads go on together
+        ptx.meet()
         return found[:count], found[count : 2 * count], found[2 * count :]
 
     def squares(self, squares: Any) -> jax.Array:
@@ -195,7 +195,7 @@ class Exchange:
             return ptx.like(of_column, [total])
 
         found: jax.Array = read(_templates()[1], squares)
-        plgpu.commit_smem()  # the threads go on together
+        ptx.meet()
         return found
 
     def heads(
@@ -276,9 +276,7 @@ def _when_there(patient: bool, notes: Words, read: Callable[[], Words], count: i
     before = loop.before.blocks.append(i32)
     with ir.InsertionPoint.at_block_begin(before):
         words, [looks] = read(), before.arguments
-        again = arith.cmpi(arith.CmpIPredicate.eq, words[0], ptx.integer(-1))
-        for word in words[1:]:
-            again = arith.ori(again, arith.cmpi(arith.CmpIPredicate.eq, word, ptx.integer(-1)))
+        again = arith.cmpi(arith.CmpIPredicate.eq, _greatest(words), ptx.integer(-1))
         if not patient:
             again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ne, looks, looks))
         if notes:
@@ -291,6 +289,14 @@ def _when_there(patient: bool, notes: Words, read: Callable[[], Words], count: i
         given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], ptx.integer(PATIENCE))
         llvm.inline_asm(ir.Type.parse("!llvm.void"), [*notes, given_up], _GIVEN_UP, "l,l,b", has_side_effects=True)
     return list(loop.results)[:count]
+
+
+def _greatest(words: Words) -> Any:
+    """A missing word is the greatest that there is. By threes, for which there is one instruction, in a tree: comparing
+    each word is twice as many, one behind the other."""
+    while len(words) > 1:
+        words = [functools.reduce(arith.maxui, words[i : i + 3]) for i in range(0, len(words), 3)]
+    return words[0]
 
 
 _GIVEN_UP = """{
