@@ -6,7 +6,7 @@ parts are added in index order, here by the block that owns the row tile, out of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, load, plgpu, store, store_tokens
+from mlxcel_jax_cuda.kernels.persistent_held import held_product
 from mlxcel_jax_cuda.kernels.persistent_pages import keep
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
@@ -25,6 +26,14 @@ from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, f
 from mlxcel_jax_cuda.kernels.rounding import add_scaled, rounded, turned
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
+
+HOLDING, HELD = ("o", "gate_up"), 4
+"""Phases whose weights wait for their tokens in registers, 32 of each thread a ring step, and steps of a unit. Between
+qkv's tokens and gate_up's the ring is full and memory idle, unless slots are free: the exchanges there take longer than
+what the ring has."""
+
+MOST_DEPTH = 2048
+"""Of a part that may: longer tokens need the registers themselves, since those of 8 rows are read at once."""
 
 Sums = list[jax.Array]
 """[64, N] float32 of a row tile, or of both of a pair."""
@@ -84,7 +93,9 @@ class Products:
         @pl.when(count > 0)
         def _units() -> None:
             moment("waits")
-            if weight.split == 1:
+            held = HELD if name in HOLDING and units.part_depth <= MOST_DEPTH else 0
+            held = min(held, units.part_steps)
+            if weight.split == 1 and not held:
                 bring_tokens(jnp.int32(0))
             by = None
             if weight.split == 1 and weight.pair == 1 and source.squares is not None:
@@ -92,11 +103,14 @@ class Products:
 
             def unit(n: Any, carry: Any) -> Any:
                 item, part = units.unit(self.block, n)
+                step, by_here = first_step + n * units.steps, by
+                weights = self._taken(step, held)
                 if weight.split > 1:
                     bring_tokens(part)
+                elif held:
+                    pl.when(n == 0)(lambda: bring_tokens(jnp.int32(0)))
                 ready = ending.begin(item)
-                step, by_here = first_step + n * units.steps, by
-                sums = [self._product(step, units.part_steps)]
+                sums = [self._product(step, units.part_steps, weights)]
                 if weight.pair > 1:
                     if weight.split == 1 and source.squares is not None:
                         by_here = scale(self._squares(source.squares))  # the ring has room by now
@@ -157,8 +171,20 @@ class Products:
         def _own() -> None:
             finish([[self.parts.at[here, other, first + i] for other in range(others)] for i in range(pair)])
 
-    def _product(self, first_step: Any, steps: int) -> jax.Array:
-        ring = self.ring
+    def _taken(self, first_step: Any, steps: int) -> list[jax.Array]:
+        """The weights of so many ring steps in registers, [64, 64] bf16 each; their slots are free."""
+        ring, found = self.ring, []
+        for k in range(steps):
+            slot = ring.slot(first_step + k)
+            plgpu.barrier_wait(ring.full.at[slot])
+            found += [load(ring.slots.at[slot, pl.ds(half * TILE, TILE)]) for half in range(STEP // TILE)]
+            plgpu.barrier_arrive(ring.empty.at[slot])
+        return found
+
+    def _product(self, first_step: Any, steps: int, taken: Sequence[jax.Array] = ()) -> jax.Array:
+        """Of a part's ring steps, the first of which may be in registers."""
+        ring, held = self.ring, len(taken) * TILE // STEP
+        first_step, steps = first_step + held, steps - held
 
         def multiply(k: Any, acc: Any) -> None:
             slot = ring.slot(first_step + k)
@@ -166,13 +192,13 @@ class Products:
             if "products" in self.step.left_out:
                 return
             for half in range(STEP // TILE):
-                tokens = self.tokens.at[:, pl.ds(k * STEP + half * TILE, TILE)]
+                tokens = self.tokens.at[:, pl.ds((held + k) * STEP + half * TILE, TILE)]
                 plgpu.wgmma(acc, ring.slots.at[slot, pl.ds(half * TILE, TILE)], tokens.T)
 
         def release(k: Any) -> None:
             plgpu.barrier_arrive(ring.empty.at[ring.slot(first_step + k)])
 
-        def scope(acc: Any) -> jax.Array:
+        def add(acc: Any) -> None:
             def step(k: Any, carry: Any) -> Any:
                 multiply(k, acc)
                 plgpu.wgmma_wait(STEP // TILE)  # the step before has been read
@@ -182,10 +208,18 @@ class Products:
             lax.fori_loop(0, steps, step, 0)  # without its first step apart: instructions are fetched too
             plgpu.wgmma_wait(0)
             release(steps - 1)
+
+        def alone(acc: Any) -> jax.Array:
+            add(acc)
             sums: jax.Array = acc[...]
             return sums
 
-        found: jax.Array = pl.run_scoped(scope, plgpu.ACC((TILE, COLUMNS), jnp.float32))
+        if not taken:
+            found: jax.Array = pl.run_scoped(alone, plgpu.ACC((TILE, COLUMNS), jnp.float32))
+            return found
+        found = held_product(taken, self.tokens)
+        if steps:
+            found = pl.run_state(add)(plgpu.ACC.init(found))
         return found
 
 

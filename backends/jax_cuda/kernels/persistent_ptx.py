@@ -157,11 +157,15 @@ def store_shared(address: Any, offset: Any, words: Words, wanted: Any | None = N
 
 def pair_of(words: Words) -> Any:
     """Two words as a vector of float32."""
-    f32 = ir.F32Type.get()
-    pair = llvm.mlir_undef(ir.VectorType.get((2,), f32))
-    for i, word in enumerate(words):
-        pair = llvm.insertelement(pair, arith.bitcast(f32, word), integer(i))
-    return pair
+    return pair([arith.bitcast(ir.F32Type.get(), word) for word in words])
+
+
+def pair(values: list[Any]) -> Any:
+    """Two float32 as a vector."""
+    made = llvm.mlir_undef(ir.VectorType.get((2,), ir.F32Type.get()))
+    for i, value in enumerate(values):
+        made = llvm.insertelement(made, value, integer(i))
+    return made
 
 
 def like(template: Any, registers: Words) -> Any:

@@ -41,7 +41,7 @@ others of the block read lies in shared memory, and has `commit_smem` between (t
 the newest key and value) or is Mosaic's own (sums over rows); who writes it again has passed a barrier behind the
 reading."""
 
-COMPUTE_REGISTERS, MEMORY_REGISTERS = 232, 96
+COMPUTE_REGISTERS, MEMORY_REGISTERS = 248, 96
 """Of a thread. With 64 the memory warpgroup keeps values that come in pages of 64 in local memory."""
 
 
