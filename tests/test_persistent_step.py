@@ -62,6 +62,20 @@ def test_the_parts_of_a_weight_follow_from_its_shape(sizes, splits):
     assert all(weight.items * weight.split >= 96 for weight in weights)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "slots"),
+    [(LLAMA_1B, 12), (QWEN_17B, 12), (LLAMA_8B, 10), ({}, 13)],
+    ids=["1b", "qwen3-1.7b", "8b", "small"],
+)
+def test_the_ring_has_what_a_multiprocessor_has_left(sizes, slots):
+    """227 KiB, of which the tokens' buffer, the newest key and value (1 KiB), sums over rows (1 KiB) and two barriers a
+    slot are not the ring's. Attention's weights, for 256 keys, and its queries are in the tokens' buffer."""
+    step = step_of(**sizes)
+    assert step.slots == slots
+    assert step.token_room >= max(step.token_depth, 256 + step.head_dim)
+    assert slots * (128 * 64 * 2 + 16) + 8 * step.token_room * 2 + 2048 <= 227 * 1024
+
+
 @pytest.mark.parametrize("sms", [9, 132])
 @pytest.mark.parametrize("sizes", [{}, LLAMA_1B, QWEN_17B], ids=["small", "llama-3.2-1b", "qwen3-1.7b"])
 def test_every_part_has_one_block_and_no_owner_is_before_a_part(sizes, sms):

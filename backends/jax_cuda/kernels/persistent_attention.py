@@ -24,7 +24,14 @@ from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, plgpu, sto
 from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work
 from mlxcel_jax_cuda.kernels.persistent_watch import Watch
-from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens, put_newest
+from mlxcel_jax_cuda.kernels.persistent_words import (
+    Exchange,
+    clear,
+    forget_squares,
+    forget_sums,
+    forget_tokens,
+    put_newest,
+)
 from mlxcel_jax_cuda.kernels.rounding import add_scaled
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
@@ -60,9 +67,17 @@ class Attention:
     partials: Any  # [2, items, K, d, 8] float32 in device memory
     stats: Any  # [2, items, K, 2, 8] float32: maxima and sums
     mixed: Any  # [2, N, K, 8, d] bf16
-    queries: Any  # [8, d] bf16 in shared memory
+    room: Any  # [8, token_room] bf16 in shared memory: the tokens' buffer, with zeros in rows that are padding
     newest: Any  # [2, d] bf16 in shared memory: key and value
-    weights: Any  # [HALVES, 8, HALF] bf16 in shared memory
+
+    @property
+    def queries(self) -> Any:
+        """[8, d]"""
+        return self.room.at[:, pl.ds(BLOCK, self.step.head_dim)]
+
+    def _weights(self, half: int) -> Any:
+        """[8, HALF]"""
+        return self.room.at[:, pl.ds(half * HALF, HALF)]
 
     def run(self, layer: Any, first_step: Any) -> Any:
         """A block's items of a layer, then its share of the merging; the ring step behind them."""
@@ -83,6 +98,11 @@ class Attention:
 
         record = self.work.record(jnp.int32(0), FIELDS)
         step = lax.fori_loop(0, items, item, (first_step, jnp.int32(-1), *record))[0]
+
+        @pl.when(items > 0)
+        def _zeros_again() -> None:
+            ptx.meet()  # all warps have read weights and queries
+            clear(self.room.at[:, pl.ds(0, BLOCK + self.step.head_dim)])
 
         def merge(n: Any, carry: Any) -> Any:
             self._merge_one(layer, block + n * self.step.sms)
@@ -153,7 +173,7 @@ class Attention:
             m = scoring.maximum(jnp.max(functools.reduce(jnp.maximum, s), axis=0))
             p = [scoring.weights(x, _spread(m)) for x in s]
             for i, x in enumerate(p):
-                self.weights.at[i].T[...] = plgpu.layout_cast(x.astype(jnp.bfloat16), TRANSPOSED)
+                self._weights(i).T[...] = plgpu.layout_cast(x.astype(jnp.bfloat16), TRANSPOSED)
             plgpu.commit_smem()
 
             @pl.when(newest >= BLOCK)
@@ -164,7 +184,7 @@ class Attention:
                 for i in range(HALVES):
                     for chunk, acc in enumerate(values):
                         old = ring.slots.at[slot(of_values, i, chunk), pl.ds(i % 2 * HALF, HALF)]
-                        plgpu.wgmma(acc, old.T, self.weights.at[i].T)
+                        plgpu.wgmma(acc, old.T, self._weights(i).T)
                 # By halves, then over one half's rows: more rows would be added in an order that N changes.
                 total = jnp.sum(functools.reduce(jnp.add, p), axis=0)
                 plgpu.wgmma_wait(0)

@@ -14,13 +14,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from mlxcel.core.family import StandardBlock
+from mlxcel_jax_cuda.kernels.attention import BLOCK
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
-from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
+from mlxcel_jax_cuda.kernels.sizes import SMS, TILE
 
 COLUMNS = 8
 """Rows of a step, the columns of its products."""
 
 SLOT_BYTES = STEP * TILE * 2
+
+SUM_BYTES = 1024
+"""For sums over the rows of a tile: a register of every thread."""
+
+RING_BYTES = 227 * 1024 - SUM_BYTES - 1024 - 256
+"""Shared memory of a block for the ring and the tokens. The rest is the newest key and value, and barriers."""
+
 FEWEST_SLOTS, MOST_SLOTS = 6, 13
 MOST_GROUP = 8
 
@@ -204,11 +212,13 @@ class Step:
         return max(w.depth // w.split for w in weights)
 
     @property
+    def token_room(self) -> int:
+        """Values of a row of the tokens' buffer. Attention has its weights and its queries there."""
+        return max(self.token_depth, BLOCK + self.head_dim)
+
+    @property
     def slots(self) -> int:
-        d = self.head_dim
-        queries, weights = COLUMNS * d * 2 + 2 * d * 2, 4 * COLUMNS * TILE * 2
-        room = SMEM_BYTES - queries - weights - COLUMNS * self.token_depth * 2
-        return min(room // SLOT_BYTES, MOST_SLOTS)
+        return min((RING_BYTES - COLUMNS * self.token_room * 2) // SLOT_BYTES, MOST_SLOTS)
 
     @property
     def copies(self) -> int:

@@ -21,11 +21,11 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels.attention import FAST
 from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, Tables
 from mlxcel_jax_cuda.kernels.mosaic import TILED, launch, plgpu, shaped
-from mlxcel_jax_cuda.kernels.persistent_attention import HALVES, Attention
+from mlxcel_jax_cuda.kernels.persistent_attention import Attention
 from mlxcel_jax_cuda.kernels.persistent_barrier import Together
 from mlxcel_jax_cuda.kernels.persistent_products import Carried, Ends, Products, Source
 from mlxcel_jax_cuda.kernels.persistent_ptx import THREADS
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
+from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, SUM_BYTES, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work, fill
 from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS, Watch
 from mlxcel_jax_cuda.kernels.persistent_words import Exchange, clear
@@ -35,7 +35,7 @@ from mlxcel_jax_cuda.kernels.sizes import TILE
 
 N = COLUMNS
 
-UNGUARDED = dataclasses.replace(FAST, unsafe_no_auto_barriers=True)
+UNGUARDED = dataclasses.replace(FAST, unsafe_no_auto_barriers=True, reduction_scratch_bytes=SUM_BYTES)
 """Without a barrier of the warpgroup before and behind every store, and before every copy. What some threads write and
 others of the block read lies in shared memory, and has `commit_smem` between (tokens, queries, weights of attention,
 the newest key and value) or is Mosaic's own (sums over rows); who writes it again has passed a barrier behind the
@@ -110,7 +110,7 @@ def decode_step(
         logits_g, heads_g, mixed_g, hidden_g, parts_g, partials_g, stats_g, *rest = rest
         by_o, by_down = Carried(*rest[:3]), Carried(*rest[3:6])
         places_g = rest.pop(6) if step.watched else None
-        x_s, ring_s, queries_s, newest_s, weights_s, full, empty = rest[6:]
+        x_s, ring_s, newest_s, full, empty = rest[6:]
         block, thread = lax.axis_index("block"), lax.axis_index("thread")
         work, ring, watch = (
             Work(step, block, work_g, rows_g, tables_g, at),
@@ -144,8 +144,7 @@ def decode_step(
             for exchange_g, source in zip(attrs.astuple(by_down), attrs.astuple(first), strict=True):
                 missing(exchange_g.at[0])
                 missing(exchange_g.at[1], source)  # what a layer before the first would have left
-            for tokens_s in (x_s, queries_s):
-                clear(tokens_s)
+            clear(x_s)
             begin_together.wait()
 
             exchange = Exchange(patient, watch if step.watched else None)
@@ -154,8 +153,7 @@ def decode_step(
                 used = jnp.where(page_g[column] >= 0, column + 1, used)
             products = Products(step, block, ring, exchange, watch, used, x_s, parts_g)
             attention = Attention(
-                step, work, ring, exchange, watch, heads_g, partials_g, stats_g, mixed_g, queries_s,
-                newest_s, weights_s,
+                step, work, ring, exchange, watch, heads_g, partials_g, stats_g, mixed_g, x_s, newest_s
             )  # fmt: skip
             ends = Ends(
                 step, gains_g, bias_g, head_gains_g, cos_g, sin_g, page_g, place_g, heads_g, hidden_g, logits_g,
@@ -206,11 +204,9 @@ def decode_step(
         *([shaped((2, step.sms), jnp.int32)] if step.watched else []),
     ]
     scratch = [
-        plgpu.SMEM((N, step.token_depth), jnp.bfloat16, transforms=TILED),
+        plgpu.SMEM((N, step.token_room), jnp.bfloat16, transforms=TILED),
         plgpu.SMEM((step.slots, STEP, TILE), jnp.bfloat16, transforms=TILED),
-        plgpu.SMEM((N, d), jnp.bfloat16, transforms=TILED),
         plgpu.SMEM((2, d), jnp.bfloat16),
-        plgpu.SMEM((HALVES, N, TILE), jnp.bfloat16, transforms=TILED),
         plgpu.Barrier(num_arrivals=step.copies, num_barriers=step.slots),
         plgpu.Barrier(num_barriers=step.slots),
     ]
