@@ -1,4 +1,4 @@
-"""A decode of up to 8 rows as one kernel: what goes into it and comes out, with its formulas in the kernel's place."""
+"""A decode of up to 32 rows as one kernel: what goes into it and comes out, with its formulas in the kernel's place."""
 
 import attrs
 import jax
@@ -14,6 +14,7 @@ from mlxcel.testing.random_checkpoint import random_checkpoint
 from mlxcel_jax_cuda import backend as jax_backend
 from mlxcel_jax_cuda import persistent_decode
 from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights, Shapes
+from mlxcel_jax_cuda.decode_run import may_run
 from mlxcel_jax_cuda.device import DeviceFacts
 from mlxcel_jax_cuda.forward import forward
 from mlxcel_jax_cuda.fused_decode import forward_block, fused_block
@@ -31,9 +32,11 @@ TOLERANCE = 1e-2
 """Relative, of norms: the same formulas in two programs, which round to bf16 at the same places from sums in another
 order; two layers carry that on."""
 
-PAGE_SIZE, PAGES, SLOTS = 64, 23, 11
+PAGE_SIZE, PAGES, SLOTS = 64, 41, 35
 LENGTHS = (1, 130, 64, 0, 65, 128, 0, 7)
 """Positions of each of eight rows with this token; 0 for padding."""
+
+MANY = (*LENGTHS, *[2, 0, 66, 1, 64, 63, 9, 0] * 3)
 
 
 def model_of(name, numerics, **changes):
@@ -74,32 +77,34 @@ def arrays_of(model, tied, draws):
     return weights, (draw(*pool), draw(*pool))
 
 
-def launch_of(model, draws):
+def launch_of(model, draws, lengths):
     """The shape and the buffer of a launch; some tokens are those that the device has drawn."""
-    shape = Shape(rows=8, width=1, logits=8, pages=4)
+    count = len(lengths)
+    shape = Shape(rows=count, width=1, logits=count, pages=4)
     buffer = shape.padding(SLOTS)
     fields = shape.cut(buffer)
-    tables = np.full((8, 4), -1, np.int32)  # of whole blocks of 128 positions
-    numbers = iter(draws.permutation(PAGES))
-    for row, length in enumerate(LENGTHS):
+    tables = np.full((count, 4), -1, np.int32)  # of whole blocks of 128 positions
+    numbers = iter(draws.permutation(model.layout.pages))
+    for row, length in enumerate(lengths):
         for place in range(-(-length // PAGE_SIZE)):
             tables[row, place] = next(numbers)
-    fields.token_ids[:, 0] = draws.integers(0, model.block.vocab_size, 8)
+    fields.token_ids[:, 0] = draws.integers(0, model.block.vocab_size, count)
     fields.token_ids[1:3] = CARRY
-    fields.positions[:, 0], fields.seq_lens[:] = np.array(LENGTHS) - 1, LENGTHS
-    fields.slots[:], fields.page_tables[:] = draws.permutation(SLOTS)[:8], tables
+    fields.positions[:, 0], fields.seq_lens[:] = np.array(lengths) - 1, lengths
+    fields.slots[:], fields.page_tables[:] = draws.permutation(SLOTS)[:count], tables
     return shape, buffer
 
 
-def begun_by_formulas(buffer, last_tokens, embed, gains, *, packed, at, pages):
+def begun_by_formulas(buffer, last_tokens, embed, gains, *, packed, at, pages, sms):
     """`begin_step`, of what it alone is given."""
+    count = at.rows
 
     def cut(first, *shape):
         return buffer[first : first + int(np.prod(shape))].reshape(shape)
 
-    ids, positions, lengths = cut(at.token_ids, 8), cut(at.positions, 8), cut(at.seq_lens, 8)
-    ids = jnp.maximum(jnp.where(ids == at.carry, last_tokens[cut(at.slots, 8)], ids), 0)
-    tables = cut(at.page_tables, 8, at.pages)
+    ids, positions, lengths = cut(at.token_ids, count), cut(at.positions, count), cut(at.seq_lens, count)
+    ids = jnp.maximum(jnp.where(ids == at.carry, last_tokens[cut(at.slots, count)], ids), 0)
+    tables = cut(at.page_tables, count, at.pages)
     rows = embed[ids] if packed is None else embedding_rows(embed, ids, packed)
     schedule = make_schedule(tables, lengths, num_pages=pages.count, page_size=pages.page_size, kv_heads=pages.kv_heads)
     place = jnp.maximum(positions, 0)
@@ -113,22 +118,30 @@ def by_formulas(step, stacked, tokens, keys, values, schedule, at):
     """`decode_step`, of what it alone is given: a row's length is in its items of the schedule."""
     first, count = schedule.rows[:, 0], schedule.rows[:, 1]
     lengths = jnp.where(count > 0, schedule.work[first, 3], 0)
-    tables = schedule.tables[at.place(np.arange(8)[:, None], np.arange(at.pages))]
+    tables = schedule.tables[at.place(np.arange(step.rows)[:, None], np.arange(at.pages))]
     return step_reference(step, stacked, tokens, keys, values, jnp.maximum(tables, 0), lengths)
 
 
 QUICK = ("llama, untied", "qwen2", "qwen3")
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS])
-def test_a_step_as_one_kernel_gives_what_its_launches_give(name, monkeypatch):
-    """Rows of one and three pages and of whole ones, two of padding; KV of both layers, and logits."""
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [
+        *[(n, LENGTHS) if n in QUICK else pytest.param(n, LENGTHS, marks=pytest.mark.slow) for n in MODELS],
+        ("llama", MANY),
+        pytest.param("qwen3", MANY[:16], marks=pytest.mark.slow),
+    ],
+    ids=lambda given: given if isinstance(given, str) else f"{len(given)} rows",
+)
+def test_a_step_as_one_kernel_gives_what_its_launches_give(name, lengths, monkeypatch):
+    """Rows of one and three pages and of whole ones, some of padding; KV of both layers, and logits."""
     monkeypatch.setattr(persistent_decode, "begin_step", begun_by_formulas)
     monkeypatch.setattr(persistent_decode, "decode_step", by_formulas)
     whole, launches = model_of(name, HOPPER), model_of(name, FORMULAS)
     draws = np.random.default_rng(5)
     weights, pools = arrays_of(whole, whole.config.tied, draws)
-    shape, buffer = launch_of(whole, draws)
+    shape, buffer = launch_of(whole, draws, lengths)
     fields = shape.cut(buffer)
     assert persistent_step(whole, shape) is not None
     last = jnp.asarray(draws.integers(0, whole.block.vocab_size, SLOTS + 1), jnp.int32)
@@ -137,13 +150,13 @@ def test_a_step_as_one_kernel_gives_what_its_launches_give(name, monkeypatch):
         return forward(model, shape, weights, tuple(map(jnp.copy, pools)), last, buffer)
 
     (found_kv, found, _), (kv, logits, _) = run(whole), run(launches)
-    real = np.array(LENGTHS) > 0
+    real = np.array(lengths) > 0
     pairs = [(found[real], logits[real]), *zip(found_kv, kv, strict=True)]
     for got, exact in pairs:
         got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)
         assert np.linalg.norm(got - exact) <= TOLERANCE * np.linalg.norm(exact)
     changed = np.any(np.asarray(found_kv[0] != pools[0]), axis=(1, 2, 3)).reshape(2, PAGES)
-    newest = {int(fields.page_tables[row, (length - 1) // PAGE_SIZE]) for row, length in enumerate(LENGTHS) if length}
+    newest = {int(fields.page_tables[row, (length - 1) // PAGE_SIZE]) for row, length in enumerate(lengths) if length}
     assert all(set(np.flatnonzero(layer)) == newest for layer in changed)
 
 
@@ -151,9 +164,16 @@ def test_the_form_of_a_decode_is_said():
     """Other widths of a launch, other devices, what the kernel cannot do, and layers that somebody looks at."""
     whole, eight = model_of("llama", HOPPER), Shape(rows=8, width=1, logits=8, pages=4)
     assert persistent_step(whole, eight) is not None
-    assert persistent_step(whole, attrs.evolve(eight, rows=16, logits=16)) is None
+    assert persistent_step(whole, attrs.evolve(eight, rows=32, logits=32)).rows == 32
+    assert persistent_step(whole, attrs.evolve(eight, rows=40, logits=40)) is None
     assert persistent_step(whole, attrs.evolve(eight, rows=1, width=8)) is None
-    assert "one kernel on 132 multiprocessors" in form(whole)
+    assert "up to 32 rows by one kernel on 132 multiprocessors" in form(whole)
+    many = attrs.evolve(eight, rows=32, logits=32)
+    assert may_run(whole, eight)
+    assert may_run(whole, many)
+    assert not may_run(whole, attrs.evolve(eight, rows=128, logits=128))
+    assert may_run(model_of("llama", FORMULAS), eight)
+    assert not may_run(model_of("llama", FORMULAS), many)
     assert persistent_step(model_of("llama", FORMULAS), eight) is None
     assert "formulas" in form(model_of("llama", FORMULAS))
     other = model_of("llama", HOPPER, page_size=32)
@@ -234,27 +254,59 @@ def test_the_items_of_a_step_are_those_of_the_schedule(page_size, count, row_pag
     tables = np.random.default_rng(4).integers(count, size=(8, row_pages)).astype(np.int32)
     lengths, pages = np.array(lengths, np.int32), Pages(count, page_size, 4)
     wanted = make_schedule(tables, lengths, num_pages=count, page_size=page_size, kv_heads=4)
+    work, rows = items_of(tables, lengths, pages)
+    np.testing.assert_array_equal(work, wanted.work)
+    np.testing.assert_array_equal(rows, wanted.rows)
+
+
+def items_of(tables, lengths, pages):
     given, held = list(map(jnp.int32, lengths)), jnp.asarray(tables)
 
     @jax.jit
     @jax.vmap
     def of_item(item):
-        fields, rows = item_fields(item, given, lambda row, number: held[row, number], pages, row_pages)
+        fields, rows = item_fields(item, given, lambda row, number: held[row, number], pages, tables.shape[1])
         return jnp.stack(fields), jnp.array(rows)
 
-    work, rows = of_item(jnp.arange(pages.items(row_pages), dtype=jnp.int32))
-    np.testing.assert_array_equal(work, wanted.work)
-    np.testing.assert_array_equal(rows[0], wanted.rows)
+    work, rows = of_item(jnp.arange(pages.items(*tables.shape), dtype=jnp.int32))
+    return np.asarray(work), np.asarray(rows[0])
 
 
-@pytest.mark.parametrize("packed", [Weight(512, 256), None], ids=["tiles", "matrix"])
-def test_the_begin_of_a_step_lowers_for_cuda_as_one_kernel(packed):
-    at = Buffer(token_ids=0, positions=64, seq_lens=128, slots=192, page_tables=448, pages=66, carry=CARRY)
+@pytest.mark.parametrize(
+    ("lengths", "whole"),
+    [
+        ((1024,) * 16, True),
+        pytest.param((1024,) * 9 + (0,) * 7, True, marks=pytest.mark.slow),
+        ((1000, 0, 700) + (900,) * 29, True),
+        ((8192,) + (256,) * 15, False),
+        pytest.param((0,) * 16, False, marks=pytest.mark.slow),
+        pytest.param((4000, 100, 2500, 1, 0, 257, 8000, 300) * 4, False, marks=pytest.mark.slow),
+    ],
+)
+def test_rows_of_about_the_same_length_are_an_item_each(lengths, whole):
+    """There is an item for each multiprocessor without cutting a row; one row that is much longer than the others would
+    be what all wait for."""
+    tables = np.random.default_rng(4).integers(900, size=(len(lengths), 66)).astype(np.int32)
+    lengths, pages = np.array(lengths, np.int32), Pages(900, 128, 8)
+    most = len(lengths) if whole else None
+    wanted = make_schedule(tables, lengths, num_pages=900, page_size=128, kv_heads=8, most_items=most)
+    work, rows = items_of(tables, lengths, pages)
+    used = int(wanted.rows[:, 1].sum())
+    np.testing.assert_array_equal(work[:used], wanted.work[:used])
+    np.testing.assert_array_equal(rows, wanted.rows)
+    assert (rows[:, 1].max(initial=0) <= 1) == (whole or not used)
+
+
+@pytest.mark.parametrize(
+    ("packed", "rows"), [(Weight(512, 256), 8), (None, 32)], ids=["tiles, 8 rows", "matrix, 32 rows"]
+)
+def test_the_begin_of_a_step_lowers_for_cuda_as_one_kernel(packed, rows):
+    at = Buffer(rows, token_ids=0, positions=64, seq_lens=128, slots=192, page_tables=448, pages=66, carry=CARRY)
 
     def run(buffer, last, embed, gains):
         return begin_step(buffer, last, embed, gains, packed=packed, at=at, pages=Pages(4096, 128, 8))
 
-    int32 = [jax.ShapeDtypeStruct((size,), jnp.int32) for size in (1200, 12)]
+    int32 = [jax.ShapeDtypeStruct((size,), jnp.int32) for size in (448 + rows * 66, 12)]
     embed = jax.ShapeDtypeStruct((512, 256) if packed is None else packed.packed_shape, jnp.bfloat16)
     traced = jax.jit(run).trace(*int32, embed, jax.ShapeDtypeStruct((5, 256), jnp.float32))
     assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 1

@@ -45,10 +45,10 @@ class Machine:
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, fake)
         monkeypatch.setattr(persistent_words, "_when_there", lambda patient, notes, read, count: read())
-        monkeypatch.setattr(persistent_words, "_templates", lambda: (None, None))
+        monkeypatch.setattr(persistent_words, "_templates", lambda columns: (None, None))
         for name, fake in {
             "integer": int, "this_thread": lambda: self.thread, "address_of": int, "load_at": self.load,
-            "meet": lambda: None, "pair_of": tuple, "like": lambda template, pairs: list(pairs),
+            "meet": lambda: None, "vector_of": tuple, "like": lambda template, pairs: list(pairs),
         }.items():  # fmt: skip
             monkeypatch.setattr(persistent_ptx, name, fake)
         store = types.SimpleNamespace(extractelement=lambda pair, i: pair[i], inline_asm=self.store)

@@ -13,8 +13,9 @@ from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
 from mlxcel_jax_cuda.kernels.attention_schedule import make_schedule
 from mlxcel_jax_cuda.kernels.decode_attention import decode_reference
 from mlxcel_jax_cuda.kernels.persistent_reference import step_reference, tokens_of
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, weight_for
+from mlxcel_jax_cuda.kernels.persistent_shape import Step, weight_for
 from mlxcel_jax_cuda.kernels.persistent_step import Made, Stacked, decode_step
+from mlxcel_jax_cuda.kernels.persistent_stream import of_pieces
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
 from mlxcel_jax_cuda.standard_block import decode
 from mlxcel_jax_cuda.standard_steps import PlainSteps
@@ -64,8 +65,11 @@ def test_the_parts_of_a_weight_follow_from_its_shape(sizes, splits):
 
 @pytest.mark.parametrize(
     ("sizes", "slots"),
-    [(LLAMA_1B, 12), (QWEN_17B, 12), (LLAMA_8B, 10), ({}, 13)],
-    ids=["1b", "qwen3-1.7b", "8b", "small"],
+    [
+        *((LLAMA_1B, 12), (QWEN_17B, 12), (LLAMA_8B, 10), ({}, 13)),
+        *(({**LLAMA_1B, "rows": 16}, 12), ({**QWEN_17B, "rows": 32}, 12), ({**LLAMA_8B, "rows": 32}, 12)),
+    ],
+    ids=["1b", "qwen3-1.7b", "8b", "small", "1b, 16 rows", "qwen3-1.7b, 32 rows", "8b, 32 rows"],
 )
 def test_the_ring_has_what_a_multiprocessor_has_left(sizes, slots):
     """227 KiB, of which the tokens' buffer, the newest key and value (1 KiB), sums over rows (1 KiB) and two barriers a
@@ -73,11 +77,13 @@ def test_the_ring_has_what_a_multiprocessor_has_left(sizes, slots):
     step = step_of(**sizes)
     assert step.slots == slots
     assert step.token_room >= max(step.token_depth, 256 + step.head_dim)
-    assert slots * (128 * 64 * 2 + 16) + 8 * step.token_room * 2 + 2048 <= 227 * 1024
+    assert slots * (128 * 64 * 2 + 16) + step.rows * step.token_room * 2 + 2048 <= 227 * 1024
 
 
 @pytest.mark.parametrize("sms", [9, 132])
-@pytest.mark.parametrize("sizes", [{}, LLAMA_1B, QWEN_17B], ids=["small", "llama-3.2-1b", "qwen3-1.7b"])
+@pytest.mark.parametrize(
+    "sizes", [{}, LLAMA_1B, QWEN_17B, {**LLAMA_1B, "rows": 32}], ids=["small", "llama-3.2-1b", "qwen3-1.7b", "32 rows"]
+)
 def test_every_part_has_one_block_and_no_owner_is_before_a_part(sizes, sms):
     """An owner waits for the parts of others: were one of those behind an owner in its block, two could wait for each
     other without an end."""
@@ -110,6 +116,35 @@ def test_the_tiles_of_a_layer_lie_behind_one_another():
 
 
 @pytest.mark.parametrize(
+    ("sizes", "pieces"),
+    [
+        ({**LLAMA_1B, "rows": 16}, {"qkv": 1, "o": 1, "gate_up": 2, "down": 2}),
+        ({**LLAMA_1B, "rows": 32}, {"qkv": 1, "o": 1, "gate_up": 4, "down": 4}),
+        ({**QWEN_17B, "rows": 32}, {"qkv": 1, "o": 1, "gate_up": 4, "down": 3}),
+        ({**LLAMA_8B, "rows": 16}, {"qkv": 2, "o": 2, "gate_up": 4, "down": 7}),
+    ],
+    ids=["llama, 16", "llama, 32", "qwen3, 32", "llama-3.1-8b, 16"],
+)
+def test_weights_come_in_the_order_of_the_pieces_of_their_tokens(sizes, pieces):
+    """Of a piece the steps of one row tile, then those of the other; each tile's are all of its part, in order."""
+    step = step_of(**sizes)
+    units = step.product_phases
+    assert {name: phase.pieces for name, phase in units.items()} == pieces
+    assert max(phase.piece for phase in units.values()) == step.token_depth
+    assert step.rows * step.token_depth * 2 <= 32 * 1024
+    assert step.head_units.tiles == 2
+    for phase in [*units.values(), step.head_units]:
+        if phase.tiles == 1:
+            continue
+        k = jnp.arange(phase.steps, dtype=jnp.int32)
+        rows = np.asarray(of_pieces(k, phase.piece_steps, phase.weight.depth)).reshape(phase.pieces, 2, -1)
+        assert rows.shape[2] == phase.piece_steps
+        for tile in (0, 1):
+            chain = tile * phase.weight.depth + 128 * np.arange(phase.part_steps)
+            np.testing.assert_array_equal(rows[:, tile].reshape(-1), chain)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"d": 32}, "32 dims"),
@@ -121,6 +156,8 @@ def test_the_tiles_of_a_layer_lie_behind_one_another():
         ({"page_size": 96}, "page_size=96"),
         ({"pages": 0}, "pages=0"),
         ({"D": 14336}, "ring slots"),
+        ({"rows": 24}, r"rows=24, the kernel knows \(8, 16, 32\)"),
+        ({"D": 7168, "H": 4, "K": 2, "d": 128}, "leave 7 ring slots, 8 are needed"),
         ({"down": Weight(256, 1024)}, r"of down are \[256, 512, 0\]"),
         ({"left_out": ("norm",)}, r"nothing is called \['norm'\]"),
     ],
@@ -141,7 +178,7 @@ def arrays(step, make):
         make((L, step.qkv.rows), jnp.float32) if step.bias else None,
         make((L, 2, 2, d // 2), jnp.float32) if step.normed else None,
     )
-    return stacked, make((COLUMNS, D), jnp.float32), make(pool, bf16), make(pool, bf16)
+    return stacked, make((step.rows, D), jnp.float32), make(pool, bf16), make(pool, bf16)
 
 
 @pytest.mark.parametrize(
@@ -194,27 +231,29 @@ def test_the_formulas_are_those_of_the_launches_one_by_one(sizes):
     "step",
     [
         step_of(bias=True, watched=True, timed=True),
+        step_of(D=2048, rows=32, bias=True, watched=True),
         pytest.param(step_of(H=4, K=2, d=128, page_size=128), marks=pytest.mark.slow),
+        pytest.param(step_of(D=1536, H=4, K=2, d=128, rows=16), marks=pytest.mark.slow),
     ],
-    ids=["heads of 64, watched", "heads of 128"],
+    ids=["heads of 64, watched", "32 rows", "heads of 128", "heads of 128, 16 rows"],
 )
 def test_a_whole_step_lowers_for_cuda_as_one_kernel_that_writes_kv_in_place(step):
     """Without a GPU: shapes, layouts and transfers are checked by Mosaic, what is computed is not."""
     stacked, embedded, keys, values = arrays(step, jax.ShapeDtypeStruct)
-    half = step.head_dim // 2
+    half, N = step.head_dim // 2, step.rows
 
     def run(stacked, embedded, keys, values, tables, lengths):
-        turns = jnp.ones((half, COLUMNS)), jnp.zeros((half, COLUMNS))
+        turns = jnp.ones((half, N)), jnp.zeros((half, N))
         tokens = tokens_of(embedded, stacked.gains[0], turns, lengths - 1, lengths - 1)
         schedule = make_schedule(
             tables, lengths, num_pages=step.pages, page_size=step.page_size, kv_heads=step.kv_heads
         )
         return decode_step(step, stacked, tokens, keys, values, schedule)
 
-    small = jax.ShapeDtypeStruct((COLUMNS, 2), jnp.int32), jax.ShapeDtypeStruct((COLUMNS,), jnp.int32)
+    small = jax.ShapeDtypeStruct((N, 2), jnp.int32), jax.ShapeDtypeStruct((N,), jnp.int32)
     traced = jax.jit(run, donate_argnums=(2, 3)).trace(stacked, embedded, keys, values, *small)
     made: Made = traced.out_info
-    assert (made.logits.shape, made.logits.dtype) == ((COLUMNS, step.head.rows), jnp.float32)
+    assert (made.logits.shape, made.logits.dtype) == ((N, step.head.rows), jnp.float32)
     assert (made.places is not None, made.times is not None) == (step.watched, step.timed)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("custom_call @mosaic_gpu") == 1
@@ -227,9 +266,9 @@ def test_arrays_of_another_shape_are_refused():
     wrong = stacked._replace(tiles=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16))
 
     def run(stacked, keys):
-        turns = jnp.ones((32, COLUMNS)), jnp.zeros((32, COLUMNS))
-        lengths = jnp.ones(COLUMNS, jnp.int32)
-        tokens = tokens_of(jnp.ones((COLUMNS, 256)), stacked.gains[0], turns, lengths, lengths)
+        turns = jnp.ones((32, 8)), jnp.zeros((32, 8))
+        lengths = jnp.ones(8, jnp.int32)
+        tokens = tokens_of(jnp.ones((8, 256)), stacked.gains[0], turns, lengths, lengths)
         schedule = make_schedule(lengths[:, None], lengths, num_pages=17, page_size=64, kv_heads=4)
         return decode_step(step, stacked, tokens, keys, keys, schedule)
 

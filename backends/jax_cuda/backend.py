@@ -26,7 +26,7 @@ from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.compile_ahead import Program
 from mlxcel_jax_cuda.compile_cache import mended
-from mlxcel_jax_cuda.decode_run import Run, forward_and_draw_run, runs_together, steps_of
+from mlxcel_jax_cuda.decode_run import Run, forward_and_draw_run, may_run, runs_together, steps_of
 from mlxcel_jax_cuda.device import (
     choose_device,
     compute_dtype,
@@ -43,7 +43,6 @@ from mlxcel_jax_cuda.launch import Launch, Launching, Widths
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
-from mlxcel_jax_cuda.persistent_decode import ROWS as RUN_ROWS
 from mlxcel_jax_cuda.persistent_decode import form
 from mlxcel_jax_cuda.program_store import ProgramStore
 from mlxcel_jax_cuda.programs import Programs, programs
@@ -151,7 +150,8 @@ class JaxBackend:
         executables = Executables(ProgramStore.of(self._device))
         few = launching.shapes[0]
         steps = steps_of(model, few, loaded.weights.nbytes) if self._given_run is None else self._given_run
-        self._caps = attrs.evolve(self._caps, decode_run=steps, run_rows=RUN_ROWS if steps > 1 else 0)
+        most = max((shape.rows for shape in launching.shapes if may_run(model, shape)), default=0)
+        self._caps = attrs.evolve(self._caps, decode_run=steps, run_rows=most if steps > 1 else 0)
         self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last, executables, steps)
 
     @mended()

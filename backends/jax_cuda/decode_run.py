@@ -20,9 +20,10 @@ from mlxcel.core.plan import StepPlan
 from mlxcel_jax_cuda.drawing import Asked, DrawShape, LastDrawn
 from mlxcel_jax_cuda.forward import OPTIONS, Read, at_once, whole_step
 from mlxcel_jax_cuda.fused_decode import runs_fused
+from mlxcel_jax_cuda.kernels.persistent_shape import FEW
 from mlxcel_jax_cuda.launch import Launch, Shape, aligned
 from mlxcel_jax_cuda.model import Model
-from mlxcel_jax_cuda.persistent_decode import ROWS, persistent_step
+from mlxcel_jax_cuda.persistent_decode import persistent_step
 from mlxcel_jax_cuda.storage import Leaves
 
 STEPS: Final = 4
@@ -43,8 +44,13 @@ def steps_of(model: Model, shape: Shape, weight_bytes: int) -> int:
 
 
 def runs_together(model: Model, shape: Shape, drawing: DrawShape) -> bool:
-    """Whether launches with such a draw can be a run: of the fewest rows, where one kernel may be a step."""
-    return shape.rows == ROWS and runs_fused(model, shape) and at_once(model, shape, drawing)
+    """Whether launches with such a draw can be a run."""
+    return may_run(model, shape) and at_once(model, shape, drawing)
+
+
+def may_run(model: Model, shape: Shape) -> bool:
+    """Whether launches of a shape can be a run: of the fewest rows, and of more where one kernel is a step."""
+    return runs_fused(model, shape) and (shape.rows == FEW or persistent_step(model, shape) is not None)
 
 
 @attrs.frozen(eq=False)

@@ -1,4 +1,4 @@
-"""A decode step of up to 8 rows as one kernel: which models have it, and what goes before it."""
+"""A decode step of up to 32 rows as one kernel: which models have it, and what goes before it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlxcel.core.family import StandardBlock
 from mlxcel.core.kv import KVLayout
 from mlxcel.core.plan import CARRY
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
+from mlxcel_jax_cuda.kernels.persistent_shape import ROWS, Step
 from mlxcel_jax_cuda.kernels.persistent_step import Stacked, Tokens, decode_step
 from mlxcel_jax_cuda.kernels.step_begin import Buffer, Pages, begin_step
 from mlxcel_jax_cuda.launch import Fields, Shape
@@ -19,15 +19,13 @@ from mlxcel_jax_cuda.standard_block import turns
 from mlxcel_jax_cuda.standard_hopper import embedding, packed
 from mlxcel_jax_cuda.standard_steps import Pools
 
-ROWS = COLUMNS
-"""Rows of a launch, those that are padding among them."""
 
-
-def step_of(block: StandardBlock, layout: KVLayout, sms: int) -> Step:
-    """ValueError, with the reason, where the kernel cannot do it. Its blocks wait for one another and so have to be on
-    the device together: as many as it has multiprocessors, each with more than half of the shared memory of one."""
+def step_of(block: StandardBlock, layout: KVLayout, rows: int, sms: int) -> Step:
+    """Of a launch of so many rows, those that are padding among them. ValueError, with the reason, where the kernel
+    cannot do it. Its blocks wait for one another and so have to be on the device together: as many as it has
+    multiprocessors, each with more than half of the shared memory of one."""
     shapes = Shapes.of(block)
-    return Step.of(block, shapes, pages=layout.pages, page_size=layout.page_size, sms=sms)
+    return Step.of(block, shapes, pages=layout.pages, page_size=layout.page_size, rows=rows, sms=sms)
 
 
 def form(model: Model) -> str:
@@ -36,22 +34,27 @@ def form(model: Model) -> str:
         return "op by op"
     if not model.numerics.hopper:
         return "by the formulas of the kernels"
-    try:
-        step_of(model.block, model.layout, model.numerics.hopper)
-    except ValueError as error:
-        return f"by launches a layer ({error})"
-    return (
-        f"up to {ROWS} rows by one kernel on {model.numerics.hopper} multiprocessors, more by launches for each layer"
-    )
+    most, reason = 0, ""
+    for rows in ROWS:
+        try:
+            step_of(model.block, model.layout, rows, model.numerics.hopper)
+        except ValueError as error:
+            reason = f" ({error})"
+        else:
+            most = rows
+    if not most:
+        return f"by launches for each layer{reason}"
+    where = f"on {model.numerics.hopper} multiprocessors"
+    return f"up to {most} rows by one kernel {where}, more by launches for each layer{reason}"
 
 
 def persistent_step(model: Model, shape: Shape) -> Step | None:
     """The step of a launch, None where it is none."""
-    fits = shape.width == 1 and shape.rows == ROWS and not model.numerics.watched
+    fits = shape.width == 1 and shape.rows in ROWS and not model.numerics.watched
     if model.block is None or not fits or not model.numerics.hopper:
         return None
     try:
-        return step_of(model.block, model.layout, model.numerics.hopper)
+        return step_of(model.block, model.layout, shape.rows, model.numerics.hopper)
     except ValueError:
         return None
 
@@ -65,7 +68,7 @@ def decode_at_once(
     last_tokens: jax.Array,
     buffer: jax.Array,
 ) -> tuple[Pools, jax.Array]:
-    """The KV with one more token of each of 8 rows, and logits float32 [8, V]. last_tokens and buffer as a launch has
+    """The KV with one more token of each of N rows, and logits float32 [N, V]. last_tokens and buffer as a launch has
     them."""
     shapes = Shapes.of(block)
     at = places_of(shape)
@@ -77,6 +80,7 @@ def decode_at_once(
         packed=packed(shapes, weights),
         at=at,
         pages=Pages(step.pages, step.page_size, step.kv_heads),
+        sms=step.sms,
     )
     cos, sin = turns(block, jnp.maximum(shape.cut(buffer).positions[:, 0], 0))
     stacked = Stacked(weights.tiles, weights.head, weights.gains, weights.bias, weights.head_gains)
@@ -89,4 +93,4 @@ def places_of(shape: Shape) -> Buffer:
     """Where the parts of a launch's buffer begin."""
     first = Fields(*(int(part.flat[0]) for part in shape.cut(np.arange(shape.size))))
     at = {name: getattr(first, name) for name in ("token_ids", "positions", "seq_lens", "slots", "page_tables")}
-    return Buffer(**at, pages=shape.pages, carry=CARRY)
+    return Buffer(rows=shape.rows, **at, pages=shape.pages, carry=CARRY)

@@ -21,7 +21,7 @@ from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.attention import BLOCK, HALF, MASKED, Scoring
 from mlxcel_jax_cuda.kernels.attention_schedule import FIELDS
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, plgpu, store, store_tokens
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step
+from mlxcel_jax_cuda.kernels.persistent_shape import FEW, MOST_GROUP, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work
 from mlxcel_jax_cuda.kernels.persistent_watch import Watch
 from mlxcel_jax_cuda.kernels.persistent_words import (
@@ -44,7 +44,7 @@ HALVES = BLOCK // HALF
 Partial = tuple[jax.Array, jax.Array, list[jax.Array]]
 """Maximum [N] and sum [N] of some blocks, and their weighted values, [64, N] of 64 dims each."""
 
-_spread = functools.partial(across, columns=COLUMNS)
+_spread = functools.partial(across, columns=MOST_GROUP)
 
 
 def _merge(old: Partial, new: Partial) -> Partial:
@@ -67,17 +67,17 @@ class Attention:
     partials: Any  # [2, items, K, d, 8] float32 in device memory
     stats: Any  # [2, items, K, 2, 8] float32: maxima and sums
     mixed: Any  # [2, N, K, 8, d] bf16
-    room: Any  # [8, token_room] bf16 in shared memory: the tokens' buffer, with zeros in rows that are padding
+    room: Any  # [N, token_room] bf16 in shared memory: the tokens' buffer, of few rows with zeros in padding
     newest: Any  # [2, d] bf16 in shared memory: key and value
 
     @property
     def queries(self) -> Any:
         """[8, d]"""
-        return self.room.at[:, pl.ds(BLOCK, self.step.head_dim)]
+        return self.room.at[pl.ds(0, MOST_GROUP), pl.ds(BLOCK, self.step.head_dim)]
 
     def _weights(self, half: int) -> Any:
         """[8, HALF]"""
-        return self.room.at[:, pl.ds(half * HALF, HALF)]
+        return self.room.at[pl.ds(0, MOST_GROUP), pl.ds(half * HALF, HALF)]
 
     def run(self, layer: Any, first_step: Any) -> Any:
         """A block's items of a layer, then its share of the merging; the ring step behind them."""
@@ -99,10 +99,12 @@ class Attention:
         record = self.work.record(jnp.int32(0), FIELDS)
         step = lax.fori_loop(0, items, item, (first_step, jnp.int32(-1), *record))[0]
 
-        @pl.when(items > 0)
-        def _zeros_again() -> None:
-            ptx.meet()  # all warps have read weights and queries
-            clear(self.room.at[:, pl.ds(0, BLOCK + self.step.head_dim)])
+        if self.step.rows == FEW:  # of more rows the padding comes with each piece
+
+            @pl.when(items > 0)
+            def _zeros_again() -> None:
+                ptx.meet()  # all warps have read weights and queries
+                clear(self.room.at[:, pl.ds(0, BLOCK + self.step.head_dim)])
 
         def merge(n: Any, carry: Any) -> Any:
             self._merge_one(layer, block + n * self.step.sms)
@@ -125,7 +127,7 @@ class Attention:
     def _blocks(self, step: Any, first: Any, run: Any, length: Any) -> tuple[Any, Partial]:
         """The ring step behind an item's blocks, and their partial."""
         scoring, chunks, ring = Scoring(self.step.scale), self.step.chunks, self.ring
-        key = plgpu.broadcasted_iota(jnp.int32, (HALF, COLUMNS), 0, layout=WGMMA)
+        key = plgpu.broadcasted_iota(jnp.int32, (HALF, MOST_GROUP), 0, layout=WGMMA)
         of_side = BLOCK // STEP * chunks  # ring steps of a block's keys, and of its values
 
         def slot(step: Any, half: int, chunk: int) -> Any:
@@ -167,7 +169,7 @@ class Attention:
                 plgpu.wgmma_wait(0)
                 return [s[...] for s in accumulators]
 
-            s = pl.run_scoped(scores, *[plgpu.ACC((HALF, COLUMNS), jnp.float32)] * HALVES)
+            s = pl.run_scoped(scores, *[plgpu.ACC((HALF, MOST_GROUP), jnp.float32)] * HALVES)
             release(step)
             s = [jnp.where(ahead > i * HALF, scoring.squash(x), MASKED) for i, x in enumerate(s)]
             m = scoring.maximum(jnp.max(functools.reduce(jnp.maximum, s), axis=0))
@@ -190,12 +192,12 @@ class Attention:
                 plgpu.wgmma_wait(0)
                 return total, [acc[...] for acc in values]
 
-            total, values = pl.run_scoped(weigh, *[plgpu.ACC((TILE, COLUMNS), jnp.float32)] * chunks)
+            total, values = pl.run_scoped(weigh, *[plgpu.ACC((TILE, MOST_GROUP), jnp.float32)] * chunks)
             release(of_values)
             merged = _merge((before[0], before[1], before[2:]), (m, total, values))
             return of_values + of_side, merged[0], merged[1], *merged[2]
 
-        m, total, values = attention.start(WGMMA, (TILE, COLUMNS), 0)
+        m, total, values = attention.start(WGMMA, (TILE, MOST_GROUP), 0)
         step, m, total, *values = lax.fori_loop(0, run, block, (step, m, total, *[values] * chunks))
         return step, (m, total, values)
 
@@ -233,7 +235,7 @@ class Attention:
         def _merge_items() -> None:
             dim = pl.multiple_of(chunk * TILE, TILE)
             part, place = pl.ds(dim, TILE), lax.rem(layer, jnp.int32(2))
-            strides = heads * self.step.head_dim * COLUMNS, heads * 2 * COLUMNS
+            strides = heads * self.step.head_dim * MOST_GROUP, heads * 2 * MOST_GROUP
 
             def add_some(i: Any, old: attention.Partial) -> attention.Partial:
                 run = place, first + i * FAN, head
@@ -242,7 +244,7 @@ class Attention:
                 self.watch.moment(layer, "attention", "parts seen")
                 return attention.merge_run(old, i * FAN, used, maxima, sums, merged, _spread)
 
-            begin = attention.start(WGMMA, (TILE, COLUMNS), 0)
+            begin = attention.start(WGMMA, (TILE, MOST_GROUP), 0)
             _, total, acc = lax.fori_loop(0, lax.div(used + FAN - 1, jnp.int32(FAN)), add_some, begin)
             self._write(layer, row, head, dim, total, acc)
             self.watch.moment(layer, "attention", "over")

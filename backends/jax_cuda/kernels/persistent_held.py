@@ -17,7 +17,7 @@ from jaxlib.mlir.dialects import llvm as _llvm
 
 from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import TILED, WGMMA, plgpu
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS
+from mlxcel_jax_cuda.kernels.persistent_shape import FEW
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
 llvm: Any = _llvm  # their stubs know the operations, not the wrappers
@@ -34,12 +34,12 @@ _SWIZZLED = 0x40000040
 
 def held_product(weights: Sequence[jax.Array], tokens: Any) -> jax.Array:
     """weights: [64, 64] bf16 each, as wgmma has them in registers, one behind the other along the depth. tokens
-    [N, …] bf16 in shared memory, tiled for wgmma, of which the first values of each row are those of this depth.
-    Returns [64, N] float32, for the chain to go on with."""
+    [8, …] bf16 in shared memory, tiled for wgmma, of which the first values of each row are those of this depth.
+    Returns [64, 8] float32, for the chain to go on with."""
 
     @plgpu.inline_mgpu(  # type: ignore[untyped-decorator]
         arg_types=(*[WGMMA] * len(weights), plgpu.RefType(TILED), WGMMA),
-        return_type=plgpu.ShapeDtypeStruct((TILE, COLUMNS), jnp.float32, layout=WGMMA),
+        return_type=plgpu.ShapeDtypeStruct((TILE, FEW), jnp.float32, layout=WGMMA),
     )
     def multiply(_context: Any, *given: Any) -> Any:
         *pieces, tokens, template = given
@@ -54,9 +54,9 @@ def held_product(weights: Sequence[jax.Array], tokens: Any) -> jax.Array:
             has_side_effects=True,
         )
         sums = [llvm.extractvalue(f32, made, [i]) for i in range(WORDS)]
-        return ptx.like(template, [ptx.pair(sums[i : i + 2]) for i in range(0, WORDS, 2)])
+        return ptx.like(template, [ptx.vector(sums[i : i + 2]) for i in range(0, WORDS, 2)])
 
-    template = plgpu.layout_cast(jnp.zeros((TILE, COLUMNS), jnp.float32), WGMMA)
+    template = plgpu.layout_cast(jnp.zeros((TILE, FEW), jnp.float32), WGMMA)
     found: jax.Array = multiply(*weights, tokens, template)
     return found
 
@@ -74,7 +74,7 @@ def _text(steps: int) -> str:
         tile, within = divmod(step, TILE // DEPTH)
         lines += [
             f"setp.ne.u32 adds, {step}, 0;",
-            f"add.u32 place, first, {(tile * TILE * COLUMNS + within * DEPTH) * 2 >> 4};",
+            f"add.u32 place, first, {(tile * TILE * FEW + within * DEPTH) * 2 >> 4};",
             f"mov.b64 operand, {{place, {_SWIZZLED}}};",
             f"wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {{{sums}}}, {{{words}}}, operand, adds, 1, 1, 0;",
         ]

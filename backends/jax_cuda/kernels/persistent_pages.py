@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import llvm as _llvm
 from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import WGMMA, plgpu
 from mlxcel_jax_cuda.kernels.persistent_shape import Step
-from mlxcel_jax_cuda.kernels.persistent_words import SCALAR
+from mlxcel_jax_cuda.kernels.persistent_words import EIGHT, SCALAR
 
 arith: Any = _arith  # their stubs know the operations, not the wrappers
 llvm: Any = _llvm
@@ -38,8 +38,12 @@ def keep(
         pool = arith.select(of_values, values, keys)
         own = arith.subi(head, arith.select(of_values, ptx.integer(step.heads + K), ptx.integer(step.heads)))
         row, column = ptx.row_and_column()  # columns in bytes of float32, as of int32
-        own_pages, own_places = ptx.load(pages, column, 2), ptx.load(places, column, 2)
-        for i, (page, place) in enumerate(zip(own_pages, own_places, strict=True)):
+        pages, places = ptx.past(pages, column), ptx.past(places, column)
+        of_tiles = range(0, 4 * step.rows, 4 * EIGHT)
+        own_pages = [word for tile in of_tiles for word in ptx.load_at(pages, tile, 2)]
+        own_places = [word for tile in of_tiles for word in ptx.load_at(places, tile, 2)]
+        for number_of_column, (page, place) in enumerate(zip(own_pages, own_places, strict=True)):
+            tile, i = divmod(number_of_column, 2)
             real = arith.cmpi(arith.CmpIPredicate.sge, page, ptx.integer(0))
             number = arith.addi(arith.muli(arith.addi(base, page), ptx.integer(K)), own)
             for rows in (0, 1):
@@ -51,7 +55,7 @@ def keep(
                 to = arith.addi(arith.muli(line, _wide(ptx.integer(step.head_dim))), _wide(dim))
                 to = arith.addi(pool, arith.muli(to, _wide(ptx.integer(2))))
                 for half, sums in enumerate((first, second)):
-                    value = llvm.extractelement(sums.registers.flat[rows], ptx.integer(i))
+                    value = llvm.extractelement(sums.registers.flat[2 * tile + rows], ptx.integer(i))
                     at = arith.addi(to, _wide(ptx.integer(half * width * 2)))
                     llvm.inline_asm(
                         ir.Type.parse("!llvm.void"),

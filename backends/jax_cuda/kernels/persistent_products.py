@@ -6,6 +6,7 @@ parts are added in index order, here by the block that owns the row tile, out of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import TRANSPOSED, WGMMA, across, along, load, plgpu, store, store_tokens
 from mlxcel_jax_cuda.kernels.persistent_held import held_product
 from mlxcel_jax_cuda.kernels.persistent_pages import keep
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Units
+from mlxcel_jax_cuda.kernels.persistent_pieces import Piece, ask, put
+from mlxcel_jax_cuda.kernels.persistent_shape import FEW, Step, Units
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring
 from mlxcel_jax_cuda.kernels.persistent_watch import PHASES, Watch
 from mlxcel_jax_cuda.kernels.persistent_words import Exchange, forget_squares, forget_sums, forget_tokens
@@ -67,7 +69,7 @@ class Products:
     exchange: Exchange
     watch: Watch
     used: Any  # rows up to the last real one
-    tokens: Any  # [N, token_depth] bf16 in shared memory
+    tokens: Any  # [N, token_depth] bf16 in shared memory: a part of the depth, or a piece of it
     parts: Any  # [2, parts, row tiles, 64, N] float32 in device memory: for even layers and for odd ones
 
     def run(self, name: str, units: Units, first_step: Any, layer: Any, source: Source, ending: Ending) -> Any:
@@ -80,44 +82,65 @@ class Products:
             if name in PHASES:
                 self.watch.moment(layer, name, what)
 
-        def bring_tokens(part: Any) -> None:
+        def piece(first: Any, used: Any) -> Piece:
+            return Piece(source.x, first, units.piece, used, source.run, source.gap)
+
+        def nth(first: Any, number: Any) -> Piece:
+            """Behind the last there is one of no rows."""
+            return piece(first + number * units.piece, jnp.where(number < units.pieces, self.used, 0))
+
+        def bring_piece(piece: Piece, looked: jax.Array, is_first: Any = True) -> None:
             ptx.meet()  # all warps have read those before
-            first = part * units.part_depth
-            exchange.tokens(source.x, first, units.part_depth, self.tokens, self.used, source.run, source.gap)
+            put(exchange, piece, looked, self.tokens)
+            plgpu.commit_smem()
+            pl.when(is_first)(lambda: moment("tokens here"))
+
+        def bring_tokens(first: Any) -> None:
+            if self.step.rows > FEW:
+                only = piece(first, self.used)
+                bring_piece(only, ask(exchange, only))
+                return
+            ptx.meet()  # all warps have read those before
+            exchange.tokens(source.x, first, units.piece, self.tokens, self.used, source.run, source.gap)
             plgpu.commit_smem()
             moment("tokens here")
 
         def scale(squares: jax.Array) -> jax.Array:
-            return across(lax.rsqrt(squares / weight.depth + self.step.eps), COLUMNS)
+            return across(lax.rsqrt(squares / weight.depth + self.step.eps), self.step.rows)
 
         @pl.when(count > 0)
         def _units() -> None:
             moment("waits")
-            short = weight.pair > 1 and units.part_steps <= HELD  # both row tiles fit into registers, one at a time
-            held = HELD if name in HOLDING and units.part_depth <= MOST_DEPTH and not short else 0
+            few = self.step.rows == FEW
+            short = few and weight.pair > 1 and units.part_steps <= HELD  # both row tiles, one at a time
+            held = HELD if few and name in HOLDING and units.part_depth <= MOST_DEPTH and not short else 0
             held = min(held, units.part_steps)
-            if weight.split == 1 and not held:
+            if weight.split == 1 and units.pieces == 1 and not held:
                 bring_tokens(jnp.int32(0))
-            by = None
-            if weight.split == 1 and weight.pair == 1 and source.squares is not None:
+            by, early = None, weight.pair == 1 or units.pieces > 1
+            if weight.split == 1 and early and source.squares is not None:
                 by = scale(self._squares(source.squares))
 
             def unit(n: Any, carry: Any) -> Any:
                 item, part = units.unit(self.block, n)
+                first = part * units.part_depth
                 step, by_here = first_step + n * units.steps, by
                 weights = self._taken(step, held)
-                if weight.split > 1:
-                    bring_tokens(part)
+                if weight.split > 1 and units.pieces == 1:
+                    bring_tokens(first)
                 elif held:
                     pl.when(n == 0)(lambda: bring_tokens(jnp.int32(0)))
                 ready = ending.begin(item)
-                if short:
+                if units.pieces > 1:
+                    pieces = functools.partial(nth, first)
+                    sums = self._by_pieces(exchange, step, units, pieces, bring_piece)
+                elif short:
                     sums = self._pair(step, units.part_steps)
                 else:
                     sums = [self._product(step, units.part_steps, weights)]
-                if weight.pair > 1 and weight.split == 1 and source.squares is not None:
+                if weight.split == 1 and not early and source.squares is not None:
                     by_here = scale(self._squares(source.squares))  # the ring has room by now
-                if len(sums) < weight.pair:
+                if len(sums) < units.tiles:
                     sums.append(self._product(step + units.part_steps, units.part_steps))
                 moment("products done")
 
@@ -178,7 +201,7 @@ class Products:
     def _pair(self, first_step: Any, steps: int) -> Sums:
         """Both row tiles of a unit, from registers: in half of the time that weights in shared memory take, and by one
         code for the two."""
-        none = plgpu.layout_cast(jnp.zeros((TILE, COLUMNS), jnp.float32), WGMMA)
+        none = plgpu.layout_cast(jnp.zeros((TILE, FEW), jnp.float32), WGMMA)
 
         def tile(i: Any, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             begin = first_step + i * steps
@@ -199,31 +222,10 @@ class Products:
 
     def _product(self, first_step: Any, steps: int, taken: Sequence[jax.Array] = ()) -> jax.Array:
         """Of a part's ring steps, the first of which may be in registers."""
-        ring, held = self.ring, len(taken) * TILE // STEP
-        first_step, steps = first_step + held, steps - held
-
-        def multiply(k: Any, acc: Any) -> None:
-            slot = ring.slot(first_step + k)
-            plgpu.barrier_wait(ring.full.at[slot])
-            if "products" in self.step.left_out:
-                return
-            for half in range(STEP // TILE):
-                tokens = self.tokens.at[:, pl.ds((held + k) * STEP + half * TILE, TILE)]
-                plgpu.wgmma(acc, ring.slots.at[slot, pl.ds(half * TILE, TILE)], tokens.T)
-
-        def release(k: Any) -> None:
-            plgpu.barrier_arrive(ring.empty.at[ring.slot(first_step + k)])
+        held = len(taken) * TILE // STEP
 
         def add(acc: Any) -> None:
-            def step(k: Any, carry: Any) -> Any:
-                multiply(k, acc)
-                plgpu.wgmma_wait(STEP // TILE)  # the step before has been read
-                pl.when(k > 0)(lambda: release(k - 1))
-                return carry
-
-            lax.fori_loop(0, steps, step, 0)  # without its first step apart: instructions are fetched too
-            plgpu.wgmma_wait(0)
-            release(steps - 1)
+            self._multiply(acc, first_step + held, steps - held, held)
 
         def alone(acc: Any) -> jax.Array:
             add(acc)
@@ -231,12 +233,69 @@ class Products:
             return sums
 
         if not taken:
-            found: jax.Array = pl.run_scoped(alone, plgpu.ACC((TILE, COLUMNS), jnp.float32))
+            found: jax.Array = pl.run_scoped(alone, self._accumulator)
             return found
         found = held_product(taken, self.tokens)
-        if steps:
+        if steps > held:
             found = pl.run_state(add)(plgpu.ACC.init(found))
         return found
+
+    def _by_pieces(
+        self,
+        exchange: Exchange,
+        first_step: Any,
+        units: Units,
+        piece: Callable[[Any], Piece],
+        bring: Callable[[Piece, jax.Array, Any], None],
+    ) -> Sums:
+        """A unit whose tokens come by pieces: of all its row tiles the steps of one before those of the next. Each sum
+        is the chain that it is in `_product`."""
+
+        def scope(*accumulators: Any) -> Sums:
+            def use(number: Any, carry: Any) -> Any:
+                step, looked = carry
+                bring(piece(number), looked, number == 0)
+                looked = ask(exchange, piece(number + 1))
+                for acc in accumulators:
+                    self._multiply(acc, step, units.piece_steps)
+                    step = step + units.piece_steps
+                return step, looked
+
+            lax.fori_loop(0, units.pieces, use, (first_step, ask(exchange, piece(0))))
+            return [acc[...] for acc in accumulators]
+
+        found: Sums = pl.run_scoped(scope, *[self._accumulator] * units.tiles)
+        return found
+
+    @property
+    def _accumulator(self) -> Any:
+        return plgpu.ACC((TILE, self.step.rows), jnp.float32)
+
+    def _multiply(self, acc: Any, first_step: Any, steps: int, before: int = 0) -> None:
+        """acc += so many ring steps times the tokens in shared memory, of which `before` are multiplied already."""
+        ring = self.ring
+
+        def multiply(k: Any) -> None:
+            slot = ring.slot(first_step + k)
+            plgpu.barrier_wait(ring.full.at[slot])
+            if "products" in self.step.left_out:
+                return
+            for half in range(STEP // TILE):
+                tokens = self.tokens.at[:, pl.ds((before + k) * STEP + half * TILE, TILE)]
+                plgpu.wgmma(acc, ring.slots.at[slot, pl.ds(half * TILE, TILE)], tokens.T)
+
+        def release(k: Any) -> None:
+            plgpu.barrier_arrive(ring.empty.at[ring.slot(first_step + k)])
+
+        def step(k: Any, carry: Any) -> Any:
+            multiply(k)
+            plgpu.wgmma_wait(STEP // TILE)  # the step before has been read
+            pl.when(k > 0)(lambda: release(k - 1))
+            return carry
+
+        lax.fori_loop(0, steps, step, 0)  # without its first step apart: instructions are fetched too
+        plgpu.wgmma_wait(0)
+        release(steps - 1)
 
 
 def exact_exp(x: jax.Array) -> jax.Array:
@@ -292,7 +351,7 @@ class Ends:
 
         def end(sums: Sums, item: Any, gain: Any, more: Sums) -> None:
             rows, new = pl.ds(item * TILE, TILE), more[0] + sums[0]
-            store_tokens(to.scaled.at[here, :, rows], new * along(gain, COLUMNS))
+            store_tokens(to.scaled.at[here, :, rows], new * along(gain, self.step.rows))
             store(to.squares.at[here, item], jnp.sum(new * new, axis=0))
             store(to.x.at[here, rows], new)
             forget_tokens(to.scaled.at[before, :, rows])
@@ -313,13 +372,14 @@ class Ends:
 
     def logit(self) -> Ending:
         def end(sums: Sums, item: Any, _ready: Any, _more: Sums) -> None:
-            store_tokens(self.logits.at[:, pl.ds(item * TILE, TILE)], sums[0])
+            for i, total in enumerate(sums):
+                store_tokens(self.logits.at[:, pl.ds((item * len(sums) + i) * TILE, TILE)], total)
 
         return Ending(_nothing, _no_more, end)
 
     def heads(self, layer: Any) -> Ending:
         """q, k and v as attention wants them: bias, norm by head, rotary embedding; k and v onto their pages."""
-        step = self.step
+        step, N = self.step, self.step.rows
         here, before = lax.rem(layer, jnp.int32(2)), lax.rem(layer + 1, jnp.int32(2))
 
         def begin(item: Any) -> Any:
@@ -335,12 +395,12 @@ class Ends:
         def end(sums: Sums, item: Any, ready: Any, _more: Sums) -> None:
             (first, second), (biases, gains, cos, sin) = sums, ready
             if biases is not None:
-                first, second = (rounded(x) + along(bias, COLUMNS) for x, bias in zip(sums, biases, strict=True))
+                first, second = (rounded(x) + along(bias, N) for x, bias in zip(sums, biases, strict=True))
             turns = item * step.together < step.heads + step.kv_heads  # else it is v
             a, b = first, second
             if gains is not None:  # one head an item, so a column's sum of squares is that head's
-                scale = across(lax.rsqrt(jnp.sum(add_scaled(a, a, b, b), axis=0) / step.head_dim + step.eps), COLUMNS)
-                a, b = a * scale * along(gains[0], COLUMNS), b * scale * along(gains[1], COLUMNS)
+                scale = across(lax.rsqrt(jnp.sum(add_scaled(a, a, b, b), axis=0) / step.head_dim + step.eps), N)
+                a, b = a * scale * along(gains[0], N), b * scale * along(gains[1], N)
             made = turned(a, b, cos, sin)
             first, second = (jnp.where(turns, x, y) for x, y in zip(made, (first, second), strict=True))
             halves = [plgpu.layout_cast(x.astype(jnp.bfloat16), TRANSPOSED) for x in (first, second)]

@@ -47,7 +47,8 @@ def rows_and_places(thread: Any, rounds: int, of_row: int) -> tuple[Words, Words
 
 
 def row_and_column() -> tuple[Any, Any]:
-    """A thread's first row of wgmma's [64, 8] float32, the other being eight below, and its two columns, in bytes."""
+    """A thread's first row of wgmma's [64, N] float32, the other being eight below, and in bytes its first two columns;
+    the others are each eight columns on."""
     thread = this_thread()
     lane, warp = arith.andi(thread, integer(31)), arith.shrui(thread, integer(5))
     row = arith.addi(arith.muli(warp, integer(16)), arith.shrui(lane, integer(2)))
@@ -99,6 +100,13 @@ def tiled_place(row: Any, place: Any) -> Any:
     return arith.addi(arith.muli(tile, integer(1024)), inside)
 
 
+def of_lane(word: Any, lane: Any) -> Any:
+    """A word that another thread of the warp has."""
+    i32 = ir.IntegerType.get_signless(32)
+    text = "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;"
+    return llvm.inline_asm(i32, [word, lane], text, "=r,r,r", has_side_effects=True)
+
+
 def load(address: Any, offset: Any, count: int, wanted: Any | None = None) -> Words:
     """Words from L2; zeros where not wanted."""
     return load_at(past(address, offset), 0, count, wanted)
@@ -144,28 +152,35 @@ def load_shared(address: Any, offset: Any, wanted: Any) -> Words:
     return [llvm.extractvalue(i32, made, [i]) for i in range(4)]
 
 
-def store_shared(address: Any, offset: Any, words: Words, wanted: Any | None = None) -> None:
+def store_shared(address: Any, offset: Any, words: Words, wanted: Any | None = None, known: int = 0) -> None:
     predicate, inputs = ("", "r,r,r,r,r") if wanted is None else ("@$5 ", "r,r,r,r,r,b")
+    more = f"+{known}" if known else ""
     llvm.inline_asm(
         ir.Type.parse("!llvm.void"),
         [arith.addi(address, offset), *words, *([] if wanted is None else [wanted])],
-        f"{predicate}st.shared.v4.b32 [$0], {{$1, $2, $3, $4}};",
+        f"{predicate}st.shared.v4.b32 [$0{more}], {{$1, $2, $3, $4}};",
         inputs,
         has_side_effects=True,
     )
 
 
-def pair_of(words: Words) -> Any:
-    """Two words as a vector of float32."""
-    return pair([arith.bitcast(ir.F32Type.get(), word) for word in words])
+def vector_of(words: Words) -> Any:
+    """Words as a vector of float32."""
+    return vector([arith.bitcast(ir.F32Type.get(), word) for word in words])
 
 
-def pair(values: list[Any]) -> Any:
-    """Two float32 as a vector."""
-    made = llvm.mlir_undef(ir.VectorType.get((2,), ir.F32Type.get()))
+def vector(values: list[Any]) -> Any:
+    """Values of float32 as a vector."""
+    made = llvm.mlir_undef(ir.VectorType.get((len(values),), ir.F32Type.get()))
     for i, value in enumerate(values):
         made = llvm.insertelement(made, value, integer(i))
     return made
+
+
+def words_of(vector: Any, count: int) -> Words:
+    """The inverse of `vector_of`."""
+    i32 = ir.IntegerType.get_signless(32)
+    return [arith.bitcast(i32, llvm.extractelement(vector, integer(i))) for i in range(count)]
 
 
 def like(template: Any, registers: Words) -> Any:

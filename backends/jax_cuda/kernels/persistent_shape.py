@@ -7,6 +7,7 @@ Owners are the last units of a phase, so that no block waits for a part that com
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import attrs
@@ -18,8 +19,14 @@ from mlxcel_jax_cuda.kernels.attention import BLOCK
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP, Weight
 from mlxcel_jax_cuda.kernels.sizes import SMS, TILE
 
-COLUMNS = 8
-"""Rows of a step, the columns of its products."""
+ROWS = (8, 16, 32)
+"""Rows of a step that there can be: the columns of its products."""
+
+FEW = ROWS[0]
+"""So many rows have their tokens in shared memory whole. Of more there is room for a piece of the depth at a time."""
+
+PIECE_BYTES = 32 * 1024
+"""Of a piece of the tokens of more rows: what registers hold of it at a time, 16 times 16 bytes a thread."""
 
 SLOT_BYTES = STEP * TILE * 2
 
@@ -31,6 +38,7 @@ RING_BYTES = 227 * 1024 - SUM_BYTES - 1024 - 256
 
 FEWEST_SLOTS, MOST_SLOTS = 6, 13
 MOST_GROUP = 8
+"""Heads that share a KV head: the columns of attention's products, however many rows a step has."""
 
 HEAD_DIMS = (64, 128)
 
@@ -60,10 +68,25 @@ class Units:
     first_tile: int  # of its row tiles among those of a layer that have parts
     shift: int
     sms: int
+    tiles: int  # row tiles of a unit, one behind the other in a piece of the depth
+    piece: int  # values of a token that are in shared memory at a time; whole pieces are a part
+
+    @property
+    def items(self) -> int:
+        return self.weight.rows // (TILE * self.tiles)
 
     @property
     def count(self) -> int:
-        return self.weight.items * self.weight.split
+        return self.items * self.weight.split
+
+    @property
+    def pieces(self) -> int:
+        return self.part_depth // self.piece
+
+    @property
+    def piece_steps(self) -> int:
+        """Ring steps of a row tile in a piece."""
+        return self.piece // STEP
 
     @property
     def part_depth(self) -> int:
@@ -76,7 +99,7 @@ class Units:
     @property
     def steps(self) -> int:
         """Ring steps of a unit."""
-        return self.part_steps * self.weight.pair
+        return self.part_steps * self.tiles
 
     def first_of(self, block: Any) -> Any:
         return lax.rem(block + (self.sms - self.shift), jnp.int32(self.sms))
@@ -87,12 +110,12 @@ class Units:
 
     def unit(self, block: Any, n: Any) -> tuple[Any, Any]:
         """(row tile or pair, part) of a block's n-th unit."""
-        number, items = self.first_of(block) + n * self.sms, jnp.int32(self.weight.items)
+        number, items = self.first_of(block) + n * self.sms, jnp.int32(self.items)
         return lax.rem(number, items), self.weight.split - 1 - lax.div(number, items)
 
     def row(self, item: Any, part: Any) -> Any:
         """First packed row of a unit within a layer."""
-        return self.first_row + item * (self.weight.pair * self.weight.depth) + part * self.part_depth
+        return self.first_row + item * (self.tiles * self.weight.depth) + part * self.part_depth
 
 
 @attrs.frozen
@@ -117,6 +140,7 @@ class Step:
     eps: float
     bias: bool = False
     normed: bool = False  # q and k are normed by head
+    rows: int = FEW  # N, those that are padding among them
     sms: int = SMS
     window: Window = Window()
     left_out: tuple[str, ...] = ()  # for measuring: what is computed is then undefined
@@ -124,7 +148,9 @@ class Step:
     timed: bool = False  # each block notes when it was where
 
     @classmethod
-    def of(cls, block: StandardBlock, shapes: Any, *, pages: int, page_size: int, sms: int = SMS) -> Step:
+    def of(
+        cls, block: StandardBlock, shapes: Any, *, pages: int, page_size: int, rows: int = FEW, sms: int = SMS
+    ) -> Step:
         """Of a model. shapes: its `Shapes`, whose weights say how the parts of their depths are added."""
         return cls(
             block.layers,
@@ -138,6 +164,7 @@ class Step:
             eps=block.eps,
             bias=block.qkv_bias,
             normed=block.qk_norm,
+            rows=rows,
             sms=sms,
         )
 
@@ -169,14 +196,17 @@ class Step:
             return f"heads of {d} dims that are normed share a tile"
         if self.head.split != 1:
             return f"the head is cut into {self.head.split} parts, it must be whole"
+        if self.rows not in ROWS:
+            return f"rows={self.rows}, the kernel knows {ROWS}"
         if self.page_size != TILE and self.page_size % STEP:
             return f"page_size={self.page_size} must be {TILE} or a multiple of {STEP}"
         if self.layers < 1 or self.pages < 1 or self.sms < 1:
             return f"layers={self.layers}, pages={self.pages} and sms={self.sms} must be 1 or more"
         if self.sms < K:
             return f"{self.sms} multiprocessors are less than one for each of {K} KV heads"
-        if self.slots < FEWEST_SLOTS:
-            return f"tokens of {self.token_depth} values leave {self.slots} ring slots, {FEWEST_SLOTS} are needed"
+        fewest = max(FEWEST_SLOTS, 2 * BLOCK // STEP * self.chunks)  # a block's keys and values are there together
+        if self.slots < fewest:
+            return f"tokens of {self.token_depth} values leave {self.slots} ring slots, {fewest} are needed"
         unknown = sorted(set(self.left_out) - set(LEAVABLE))
         if unknown:
             return f"nothing is called {unknown}; {LEAVABLE} can be left out"
@@ -207,9 +237,16 @@ class Step:
 
     @property
     def token_depth(self) -> int:
-        """Values of a token that a unit needs at a time."""
-        weights = (self.qkv, self.o, self.gate_up, self.down, self.head)
-        return max(w.depth // w.split for w in weights)
+        """Values of a token in shared memory."""
+        return max(self.piece_of(w) for w in (self.qkv, self.o, self.gate_up, self.down, self.head))
+
+    def piece_of(self, weight: Weight) -> int:
+        """Values of a token that are in shared memory at a time: of few rows those of a part, else a power of two, as
+        many of a part's as there is room for in equal pieces."""
+        part = weight.depth // weight.split
+        if self.rows == FEW:
+            return part
+        return math.gcd(part, PIECE_BYTES // (2 * self.rows))
 
     @property
     def token_room(self) -> int:
@@ -218,7 +255,7 @@ class Step:
 
     @property
     def slots(self) -> int:
-        return min((RING_BYTES - COLUMNS * self.token_room * 2) // SLOT_BYTES, MOST_SLOTS)
+        return min((RING_BYTES - self.rows * self.token_room * 2) // SLOT_BYTES, MOST_SLOTS)
 
     @property
     def copies(self) -> int:
@@ -233,14 +270,15 @@ class Step:
         for name in ("qkv", "o", "gate_up", "down"):
             weight: Weight = getattr(self, name)
             shift = -weight.items * weight.split % self.sms if name == "qkv" else 0
-            found[name] = Units(weight, row, tile, shift, self.sms)
+            found[name] = Units(weight, row, tile, shift, self.sms, weight.pair, self.piece_of(weight))
             row += weight.rows * weight.depth // TILE
             tile += weight.rows // TILE if weight.split > 1 else 0
         return found
 
     @property
     def head_units(self) -> Units:
-        return Units(self.head, 0, 0, 0, self.sms)
+        """Two row tiles at a time where the tokens come by pieces: half as often."""
+        return Units(self.head, 0, 0, 0, self.sms, 1 if self.rows == FEW else 2, self.piece_of(self.head))
 
     @property
     def split_weights(self) -> list[Weight]:
@@ -255,4 +293,4 @@ class Step:
     @property
     def attended(self) -> int:
         """Results of attention in a layer: 64 dims of the heads that share a KV head."""
-        return COLUMNS * self.kv_heads * self.chunks
+        return self.rows * self.kv_heads * self.chunks

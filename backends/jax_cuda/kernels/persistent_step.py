@@ -1,4 +1,4 @@
-"""A decode step of a standard block in one launch: every layer, the final norm, and the logits, for up to 8 rows.
+"""A decode step of a standard block in one launch: every layer, the final norm, and the logits, for up to 32 rows.
 
 One block of threads on each multiprocessor, all resident. Its memory warpgroup streams weight tiles and old KV through
 a ring and waits for nobody but the ring; its compute warpgroup goes through the phases of a layer (`Products`,
@@ -25,15 +25,13 @@ from mlxcel_jax_cuda.kernels.persistent_attention import Attention
 from mlxcel_jax_cuda.kernels.persistent_barrier import Together
 from mlxcel_jax_cuda.kernels.persistent_products import Carried, Ends, Products, Source
 from mlxcel_jax_cuda.kernels.persistent_ptx import THREADS
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, SUM_BYTES, Step
+from mlxcel_jax_cuda.kernels.persistent_shape import MOST_GROUP, SUM_BYTES, Step
 from mlxcel_jax_cuda.kernels.persistent_stream import Ring, Work, fill
 from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS, Watch
 from mlxcel_jax_cuda.kernels.persistent_words import Exchange, clear
 from mlxcel_jax_cuda.kernels.persistent_words import fill as fill_words
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
 from mlxcel_jax_cuda.kernels.sizes import TILE
-
-N = COLUMNS
 
 UNGUARDED = dataclasses.replace(FAST, unsafe_no_auto_barriers=True, reduction_scratch_bytes=SUM_BYTES)
 """Without a barrier of the warpgroup before and behind every store, and before every copy. What some threads write and
@@ -88,11 +86,11 @@ def decode_step(
     schedule: Schedule,
     at: Tables | None = None,
 ) -> Made:
-    """One token of each of up to 8 rows through every layer. keys and values [L * pages, K, page_size, d] bf16: donate
-    them, and they are written in place. The schedule is `make_schedule`'s for the 8 rows and the pages of one layer;
+    """One token of each of up to N rows through every layer. keys and values [L * pages, K, page_size, d] bf16: donate
+    them, and they are written in place. The schedule is `make_schedule`'s for the N rows and the pages of one layer;
     or, where its tables are a part of an int32 array, they are `at` a place of it."""
     _check(step, stacked, tokens, keys, values)
-    D, d, L = step.hidden, step.head_dim, step.layers
+    N, D, d, L = step.rows, step.hidden, step.head_dim, step.layers
     times = [jnp.zeros((L, len(EVENTS), step.sms, 2), jnp.int32)] if step.timed else []
     in_place = [jax.new_ref(array) for array in (keys, values, *times)]
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
@@ -172,7 +170,7 @@ def decode_step(
                 if "attention" not in step.left_out:
                     at = attention.run(n, at)
                 watch.phase(n, 2)
-                mixed = Source(mixed_g.at[here], run=step.group * d, gap=(N - step.group) * d)
+                mixed = Source(mixed_g.at[here], run=step.group * d, gap=(MOST_GROUP - step.group) * d)
                 residual = ends.residual(n, 2 * n + 1, by_down.x.at[before], by_o)
                 at = products.run("o", phases["o"], at, n, mixed, residual)
                 watch.phase(n, 3)
@@ -194,11 +192,11 @@ def decode_step(
     out = [
         shaped((N, step.head.rows), jnp.float32),
         shaped((2, step.qkv.items, 2, N, TILE), jnp.bfloat16),
-        shaped((2, N, step.kv_heads, N, d), jnp.bfloat16),
+        shaped((2, N, step.kv_heads, MOST_GROUP, d), jnp.bfloat16),
         shaped((2, N, step.down.depth), jnp.bfloat16),
         shaped((2, most_parts, part_tiles, TILE, N), jnp.float32),
-        shaped((2, items, step.kv_heads, d, N), jnp.float32),
-        shaped((2, items, step.kv_heads, 2, N), jnp.float32),
+        shaped((2, items, step.kv_heads, d, MOST_GROUP), jnp.float32),
+        shaped((2, items, step.kv_heads, 2, MOST_GROUP), jnp.float32),
         *carried,
         *carried,
         *([shaped((2, step.sms), jnp.int32)] if step.watched else []),
@@ -230,7 +228,7 @@ def decode_step(
 
 
 def _check(step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values: jax.Array) -> None:
-    D, L, d = step.hidden, step.layers, step.head_dim
+    N, D, L, d = step.rows, step.hidden, step.layers, step.head_dim
     pool = (L * step.pages, step.kv_heads, step.page_size, d)
     wanted: dict[str, tuple[Any, tuple[int, ...]]] = {
         "tiles": (stacked.tiles, (L * step.layer_rows, TILE)),

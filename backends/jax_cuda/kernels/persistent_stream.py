@@ -113,6 +113,7 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
     """
     window, copies, block, zero = step.window, step.copies, work.block, work.zero
     tile, phases = min(step.page_size, STEP), step.product_phases
+    by_pieces = any(units.tiles > 1 and units.pieces > 1 for units in phases.values())
 
     def ask(carry: Carry, under_way: Any, start: Callable[[Any, Any], None]) -> Carry:
         number, here = carry
@@ -200,11 +201,14 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
             def unit(i: Any, carry: Carry) -> Carry:
                 begin = n * step.layer_rows + choose(which, lambda name: phases[name].row(*phases[name].unit(block, i)))
                 turn = choose(
-                    which, lambda name: phases[name].part_steps if phases[name].weight.pair > 1 else phases[name].steps
+                    which, lambda name: phases[name].piece_steps if phases[name].tiles > 1 else phases[name].steps
                 )
+                depth = choose(which, lambda name: phases[name].weight.depth)
                 jump = choose(which, lambda name: phases[name].weight.depth - phases[name].part_depth)
 
                 def row_of(k: Any) -> Any:
+                    if by_pieces:
+                        return begin + of_pieces(k, turn, depth)
                     return begin + k * STEP + jnp.where(k >= turn, jump, 0)
 
                 count = choose(which, lambda name: phases[name].steps)
@@ -224,6 +228,19 @@ def fill(step: Step, ring: Ring, tiles: Any, head: Any, keys: Any, values: Any, 
 
         def tile_of_head(i: Any, carry: Carry) -> Carry:
             begin = units.row(*units.unit(block, i))
-            return steps(head, units.steps, lambda k: begin + k * STEP, everything, carry)
+
+            def row_of(k: Any) -> Any:
+                if units.tiles == 1:
+                    return begin + k * STEP
+                return begin + of_pieces(k, units.piece_steps, units.weight.depth)
+
+            return steps(head, units.steps, row_of, everything, carry)
 
         lax.fori_loop(0, units.count_of(block), tile_of_head, carry)
+
+
+def of_pieces(k: Any, turn: Any, depth: Any) -> Any:
+    """The packed row of a unit's k-th step, from its first one: `turn` steps of the one row tile, as many of the other,
+    then those of the next piece."""
+    piece, within = lax.div(k, jnp.int32(2 * turn)), lax.rem(k, jnp.int32(2 * turn))
+    return (piece * turn + lax.rem(within, jnp.int32(turn))) * STEP + jnp.where(within >= turn, depth, 0)

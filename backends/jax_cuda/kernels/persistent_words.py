@@ -29,7 +29,6 @@ from jaxlib.mlir.dialects import scf as _scf
 from mlxcel_jax_cuda.kernels import persistent_ptx as ptx
 from mlxcel_jax_cuda.kernels.mosaic import TILED, TRANSPOSED, WGMMA, plgpu, store
 from mlxcel_jax_cuda.kernels.persistent_ptx import THREADS, Words
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS
 from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
 from mlxcel_jax_cuda.kernels.sizes import TILE
 
@@ -40,6 +39,9 @@ mosaic_utils: Any = _utils
 
 VALUES = 8
 """bf16 values of the 16 bytes that a thread moves at a time."""
+
+EIGHT = 8
+"""Columns of a run of wgmma's sums, of which a thread has two in each."""
 
 WhenThere = Callable[[Callable[[], Words], int], Words]
 """From a reading of so many words: the words, once none is missing."""
@@ -54,17 +56,17 @@ def forgotten(layout: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
 
 def forget_tokens(ref: Any) -> None:
     """ref [N, 64] bf16, as `store_tokens` writes it."""
-    store(ref.T, forgotten(TRANSPOSED, (TILE, COLUMNS), jnp.bfloat16))
+    store(ref.T, forgotten(TRANSPOSED, (TILE, ref.shape[0]), jnp.bfloat16))
 
 
 def forget_sums(ref: Any) -> None:
     """ref [64, N] float32."""
-    store(ref, forgotten(WGMMA, (TILE, COLUMNS), jnp.float32))
+    store(ref, forgotten(WGMMA, (TILE, ref.shape[1]), jnp.float32))
 
 
 def forget_squares(ref: Any) -> None:
     """ref [N] float32."""
-    store(ref, forgotten(WGMMA.reduce(0), (COLUMNS,), jnp.float32))
+    store(ref, forgotten(WGMMA.reduce(0), (ref.shape[0],), jnp.float32))
 
 
 @attrs.frozen
@@ -75,13 +77,13 @@ class Exchange:
     watch: Watch | None = None
 
     def tokens(self, x: Any, first: Any, depth: int, target: Any, used: Any, run: int = 0, gap: int = 0) -> None:
-        """x [N, …] bf16 in device memory, `depth` values of each row from `first` on -> target [N, …] in shared memory,
+        """x [8, …] bf16 in device memory, `depth` values of each row from `first` on -> target [8, …] in shared memory,
         tiled for wgmma. Rows from `used` on stay the zeros that they are in target. Behind every `run` values x has
         `gap` more, which are left out. Followed by `commit_smem`."""
         of_row, count = depth // VALUES, depth // THREADS
         alone = -(-of_row // THREADS)  # rounds with chunks of the first row, which is always there
 
-        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), SCALAR, SCALAR)
+        @self.inline(plgpu.RefType(), plgpu.RefType(TILED), SCALAR, SCALAR)
         def move(when_there: WhenThere, x: Any, target: Any, first: Any, used: Any) -> None:
             stride = ir.MemRefType(x.type).get_strides_and_offset()[0][0] * 2
             begin, shared, thread = ptx.address_of(x), ptx.shared_address(target), ptx.this_thread()
@@ -120,40 +122,43 @@ class Exchange:
 
     def sums(self, parts: Sequence[Any]) -> list[jax.Array]:
         """parts [64, N] float32 each, in device memory -> the same in registers, as wgmma has its sums."""
-        out = [plgpu.ShapeDtypeStruct((TILE, COLUMNS), jnp.float32, layout=WGMMA)] * len(parts)
+        N, tiles = parts[0].shape[1], parts[0].shape[1] // EIGHT
+        out = [plgpu.ShapeDtypeStruct((TILE, N), jnp.float32, layout=WGMMA)] * len(parts)
 
-        @self._inline(WGMMA, *[plgpu.RefType()] * len(parts), out=out)
+        @self.inline(WGMMA, *[plgpu.RefType()] * len(parts), out=out)
         def read(when_there: WhenThere, template: Any, *parts: Any) -> list[Any]:
             row, column = ptx.row_and_column()
-            own = arith.addi(arith.muli(row, ptx.integer(COLUMNS * 4)), column)
+            own = arith.addi(arith.muli(row, ptx.integer(N * 4)), column)
             places = [ptx.past(ptx.address_of(part), own) for part in parts]
+            offsets = [4 * (rows * N + tile * EIGHT) for tile in range(tiles) for rows in (0, 8)]
 
             def words() -> Words:
-                return [word for at in places for rows in (0, 8) for word in ptx.load_at(at, rows * COLUMNS * 4, 2)]
+                return [word for at in places for offset in offsets for word in ptx.load_at(at, offset, 2)]
 
-            values = when_there(words, 4 * len(parts))
-            pairs = [ptx.pair_of(values[i : i + 2]) for i in range(0, len(values), 2)]
-            return [ptx.like(template, pairs[2 * i : 2 * i + 2]) for i in range(len(parts))]
+            values = when_there(words, 4 * tiles * len(parts))
+            pairs = [ptx.vector_of(values[i : i + 2]) for i in range(0, len(values), 2)]
+            of_part = len(offsets)
+            return [ptx.like(template, pairs[i : i + of_part]) for i in range(0, len(pairs), of_part)]
 
-        found: list[jax.Array] = list(read(_templates()[0], *parts))
+        found: list[jax.Array] = list(read(_templates(N)[0], *parts))
         ptx.meet()
         return found
 
     def partials(
         self, values: Any, stats: Any, strides: tuple[int, int], count: int, used: Any
     ) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-        """The first [64, N] and [2, N] float32 of a run in device memory, and how many values lie between one and the
+        """The first [64, 8] and [2, 8] float32 of a run in device memory, and how many values lie between one and the
         next -> `count` of them in registers: maxima, sums and values. Zeros for those from `used` on."""
-        whole = plgpu.ShapeDtypeStruct((TILE, COLUMNS), jnp.float32, layout=WGMMA)
-        of_columns = plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0))
+        whole = plgpu.ShapeDtypeStruct((TILE, EIGHT), jnp.float32, layout=WGMMA)
+        of_columns = plgpu.ShapeDtypeStruct((EIGHT,), jnp.float32, layout=WGMMA.reduce(0))
 
-        @self._inline(
+        @self.inline(
             WGMMA, WGMMA.reduce(0), plgpu.RefType(), plgpu.RefType(), SCALAR,
             out=[*[of_columns] * (2 * count), *[whole] * count],
         )  # fmt: skip
         def read(when_there: WhenThere, template: Any, of_column: Any, values: Any, stats: Any, used: Any) -> list[Any]:
             row, column = ptx.row_and_column()
-            own = arith.addi(arith.muli(row, ptx.integer(COLUMNS * 4)), column)
+            own = arith.addi(arith.muli(row, ptx.integer(EIGHT * 4)), column)
             own_values, own_stats = ptx.past(ptx.address_of(values), own), ptx.past(ptx.address_of(stats), column)
             limit = used.registers.flat[0]
             wanted = [arith.cmpi(arith.CmpIPredicate.slt, ptx.integer(i), limit) for i in range(count)]
@@ -162,39 +167,53 @@ class Exchange:
                 found: Words = []
                 for which in (0, 1):
                     for i, there in enumerate(wanted):
-                        found += ptx.load_at(own_stats, 4 * (i * strides[1] + which * COLUMNS), 2, there)
+                        found += ptx.load_at(own_stats, 4 * (i * strides[1] + which * EIGHT), 2, there)
                 for i, there in enumerate(wanted):
                     for rows in (0, 8):
-                        found += ptx.load_at(own_values, 4 * (i * strides[0] + rows * COLUMNS), 2, there)
+                        found += ptx.load_at(own_values, 4 * (i * strides[0] + rows * EIGHT), 2, there)
                 return found
 
             found = when_there(words, 8 * count)
-            pairs = [ptx.pair_of(found[i : i + 2]) for i in range(0, len(found), 2)]
+            pairs = [ptx.vector_of(found[i : i + 2]) for i in range(0, len(found), 2)]
             made = [ptx.like(of_column, [pair]) for pair in pairs[: 2 * count]]
             return made + [ptx.like(template, pairs[i : i + 2]) for i in range(2 * count, 4 * count, 2)]
 
-        found: list[jax.Array] = list(read(*_templates(), values, stats, used))
+        found: list[jax.Array] = list(read(*_templates(EIGHT), values, stats, used))
         ptx.meet()
         return found[:count], found[count : 2 * count], found[2 * count :]
 
     def squares(self, squares: Any) -> jax.Array:
-        """squares [count, N] float32 in device memory -> their total [N], added in index order."""
-        count, out = squares.shape[0], plgpu.ShapeDtypeStruct((COLUMNS,), jnp.float32, layout=WGMMA.reduce(0))
+        """squares [count, N] float32 in device memory -> their total [N], added in index order.
 
-        @self._inline(WGMMA.reduce(0), plgpu.RefType(), out=out)
-        def read(when_there: WhenThere, of_column: Any, squares: Any) -> Any:
+        Eight threads of a warp have the same columns: of more than eight columns each adds up its share, and they tell
+        one another."""
+        (count, N), tiles = squares.shape, squares.shape[1] // EIGHT
+        out = plgpu.ShapeDtypeStruct((N,), jnp.float32, layout=WGMMA.reduce(0))
+
+        @self.inline(WGMMA.reduce(0), plgpu.RefType(), out=out, waiting=None if tiles == 1 else once_there)
+        def read(wait: Callable[..., Words], of_column: Any, squares: Any) -> Any:
             own = ptx.past(ptx.address_of(squares), ptx.row_and_column()[1])
+            if tiles > 1:
+                lane = arith.andi(ptx.this_thread(), ptx.integer(31))
+                tile = arith.andi(arith.shrui(lane, ptx.integer(2)), ptx.integer(tiles - 1))
+                own = ptx.past(own, arith.muli(tile, ptx.integer(EIGHT * 4)))
 
-            def words() -> Words:
-                return [word for i in range(count) for word in ptx.load_at(own, i * COLUMNS * 4, 2)]
+            def words(rows: int = count) -> Words:
+                return [word for i in range(rows) for word in ptx.load_at(own, i * N * 4, 2)]
 
-            values = when_there(words, 2 * count)
+            values = wait(words, 2 * count) if tiles == 1 else wait(words(), words, lambda: words(1))
             total = of_column.registers.flat[0]
             for i in range(0, len(values), 2):
-                total = arith.addf(total, ptx.pair_of(values[i : i + 2]))
-            return ptx.like(of_column, [total])
+                total = arith.addf(total, ptx.vector_of(values[i : i + 2]))
+            if tiles == 1:
+                return ptx.like(of_column, [total])
+            words_of_total = ptx.words_of(total, 2)
+            of_quad = arith.andi(lane, ptx.integer(3))
+            sources = [arith.addi(of_quad, ptx.integer(4 * tile)) for tile in range(tiles)]
+            told = [[ptx.of_lane(word, source) for word in words_of_total] for source in sources]
+            return ptx.like(of_column, [ptx.vector_of(pair) for pair in told])
 
-        found: jax.Array = read(_templates()[1], squares)
+        found: jax.Array = read(_templates(N)[1], squares)
         ptx.meet()
         return found
 
@@ -202,19 +221,19 @@ class Exchange:
         self, heads: Any, row: Any, items: Sequence[Any], within: Sequence[Any], width: int, to: tuple[Any, Any]
     ) -> None:
         """heads [items, 2, N, 64] bf16: what each pair of qkv's row tiles leaves. Head i of the list is in item
-        `items[i]`, the `within[i]`-th of it. All but the last two go to the rows of `to[0]` [N, d], tiled for wgmma;
+        `items[i]`, the `within[i]`-th of it. All but the last two go to the rows of `to[0]` [8, d], tiled for wgmma;
         those, the newest key and value, to `to[1]` [2, d]. `width` is d/2. Followed by `commit_smem`."""
-        count, of_head = len(items), 2 * width // VALUES
+        count, of_head, N = len(items), 2 * width // VALUES, heads.shape[2]
         rounds = -(-count * of_head // THREADS)
         scalars = [row, *items, *within]
 
-        @self._inline(plgpu.RefType(), plgpu.RefType(TILED), plgpu.RefType(), *[SCALAR] * len(scalars))
+        @self.inline(plgpu.RefType(), plgpu.RefType(TILED), plgpu.RefType(), *[SCALAR] * len(scalars))
         def move(when_there: WhenThere, heads: Any, queries: Any, newest: Any, *scalars: Any) -> None:
             row, *rest = [scalar.registers.flat[0] for scalar in scalars]
             begin, thread = ptx.address_of(heads), ptx.this_thread()
             bases = [  # of each head's first half, in bytes
                 arith.addi(
-                    arith.muli(arith.addi(arith.muli(item, ptx.integer(2 * COLUMNS)), row), ptx.integer(TILE * 2)),
+                    arith.muli(arith.addi(arith.muli(item, ptx.integer(2 * N)), row), ptx.integer(TILE * 2)),
                     arith.muli(inside, ptx.integer(width * 2)),
                 )
                 for item, inside in zip(rest[:count], rest[count:], strict=True)
@@ -231,7 +250,7 @@ class Exchange:
                         base = arith.select(arith.cmpi(arith.CmpIPredicate.eq, head, ptx.integer(i)), bases[i], base)
                     half = arith.divui(place, ptx.integer(width // VALUES))
                     inside = arith.subi(place, arith.muli(half, ptx.integer(width // VALUES)))
-                    offset = arith.addi(base, arith.muli(half, ptx.integer(COLUMNS * TILE * 2)))
+                    offset = arith.addi(base, arith.muli(half, ptx.integer(N * TILE * 2)))
                     offset = arith.addi(offset, arith.muli(inside, ptx.integer(16)))
                     found += ptx.load(begin, offset, 4, arith.cmpi(arith.CmpIPredicate.ult, head, ptx.integer(count)))
                 return found
@@ -250,8 +269,10 @@ class Exchange:
 
         move(heads, *to, *scalars)
 
-    def _inline(self, *arguments: Any, out: Any = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """`inline_mgpu` of a function whose first argument is the way to wait."""
+    def inline(
+        self, *arguments: Any, out: Any = None, waiting: Callable[..., Words] | None = None
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """`inline_mgpu` of a function whose first argument is the way to wait, `WhenThere` or another."""
         watched = [] if self.watch is None or self.watch.places is None else [self.watch.places]
         places = [ref.at[i, self.watch.block] for ref in watched for i in (0, 1)] if self.watch is not None else []
 
@@ -259,7 +280,8 @@ class Exchange:
             @plgpu.inline_mgpu(arg_types=(*[plgpu.RefType()] * len(places), *arguments), return_type=out)  # type: ignore[untyped-decorator]
             def whole(_context: Any, *given: Any) -> Any:
                 notes = [ptx.address_of(place) for place in given[: len(places)]]
-                return function(functools.partial(_when_there, self.patient, notes), *given[len(places) :])
+                wait = functools.partial(waiting or _when_there, self.patient, notes)
+                return function(wait, *given[len(places) :])
 
             def call(*given: Any) -> Any:
                 return whole(*places, *given)
@@ -276,19 +298,39 @@ def _when_there(patient: bool, notes: Words, read: Callable[[], Words], count: i
     before = loop.before.blocks.append(i32)
     with ir.InsertionPoint.at_block_begin(before):
         words, [looks] = read(), before.arguments
-        again = arith.cmpi(arith.CmpIPredicate.eq, _greatest(words), ptx.integer(-1))
-        if not patient:
-            again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ne, looks, looks))
-        if notes:
-            again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ult, looks, ptx.integer(PATIENCE)))
-        scf.condition(again, [*words, looks])
+        scf.condition(_again(patient, notes, words, looks), [*words, looks])
     after = loop.after.blocks.append(*[i32] * (count + 1))
     with ir.InsertionPoint.at_block_begin(after):
         scf.yield_([arith.addi(after.arguments[count], ptx.integer(1))])
-    if notes:
-        given_up = arith.cmpi(arith.CmpIPredicate.eq, loop.results[count], ptx.integer(PATIENCE))
-        llvm.inline_asm(ir.Type.parse("!llvm.void"), [*notes, given_up], _GIVEN_UP, "l,l,b", has_side_effects=True)
+    _note(notes, loop.results[count])
     return list(loop.results)[:count]
+
+
+def once_there(patient: bool, notes: Words, words: Words, read: Callable[[], Words], few: Callable[[], Words]) -> Words:
+    """Words that have been read: those that were missing once they are there. Which it is, a few of them tell: were all
+    blocks to look for all of many words again and again, that would be as much traffic as the weights are."""
+    count, i32 = len(words), ir.IntegerType.get_signless(32)
+    loop = scf.WhileOp([i32] * (count + 1), [*words, ptx.integer(0)])
+    before = loop.before.blocks.append(*[i32] * (count + 1))
+    with ir.InsertionPoint.at_block_begin(before):
+        *found, looks = before.arguments
+        scf.condition(_again(patient, notes, found, looks), [*found, looks])
+    after = loop.after.blocks.append(*[i32] * (count + 1))
+    with ir.InsertionPoint.at_block_begin(after):
+        if not notes:
+            waiting = scf.WhileOp([], [])
+            with ir.InsertionPoint.at_block_begin(waiting.before.blocks.append()):
+                scf.condition(_missing(few()), [])
+            with ir.InsertionPoint.at_block_begin(waiting.after.blocks.append()):
+                scf.yield_([])
+        scf.yield_([*read(), arith.addi(after.arguments[count], ptx.integer(1))])
+    _note(notes, loop.results[count])
+    return list(loop.results)[:count]
+
+
+def _missing(words: Words) -> Any:
+    """Whether any is."""
+    return arith.cmpi(arith.CmpIPredicate.eq, _greatest(words), ptx.integer(-1))
 
 
 def _greatest(words: Words) -> Any:
@@ -297,6 +339,22 @@ def _greatest(words: Words) -> Any:
     while len(words) > 1:
         words = [functools.reduce(arith.maxui, words[i : i + 3]) for i in range(0, len(words), 3)]
     return words[0]
+
+
+def _again(patient: bool, notes: Words, words: Words, looks: Any) -> Any:
+    """Whether to look again, behind so many looks."""
+    again = _missing(words)
+    if not patient:
+        again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ne, looks, looks))
+    if notes:
+        again = arith.andi(again, arith.cmpi(arith.CmpIPredicate.ult, looks, ptx.integer(PATIENCE)))
+    return again
+
+
+def _note(notes: Words, looks: Any) -> None:
+    if notes:
+        given_up = arith.cmpi(arith.CmpIPredicate.eq, looks, ptx.integer(PATIENCE))
+        llvm.inline_asm(ir.Type.parse("!llvm.void"), [*notes, given_up], _GIVEN_UP, "l,l,b", has_side_effects=True)
 
 
 _GIVEN_UP = """{
@@ -383,7 +441,7 @@ def fill(ref: Any, first: Any, threads: int, source: Any | None = None, used: An
     write(first, jnp.int32(size) if used is None else used, ref, *sources)
 
 
-def _templates() -> tuple[jax.Array, jax.Array]:
+def _templates(columns: int) -> tuple[jax.Array, jax.Array]:
     """Zeros in the layouts of [64, N] and of [N]."""
-    whole, of_columns = jnp.zeros((TILE, COLUMNS), jnp.float32), jnp.zeros((COLUMNS,), jnp.float32)
+    whole, of_columns = jnp.zeros((TILE, columns), jnp.float32), jnp.zeros((columns,), jnp.float32)
     return plgpu.layout_cast(whole, WGMMA), plgpu.layout_cast(of_columns, WGMMA.reduce(0))

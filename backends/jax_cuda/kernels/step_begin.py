@@ -1,4 +1,4 @@
-"""What goes before the first layer: embeddings, ready for the first norm; and of a step of 8 rows everything, at once.
+"""What goes before the first layer: embeddings, ready for the first norm; and of a step in one launch everything.
 
 A program of XLA's for each of these small arrays is a launch of its own, nine in all, each about as long as it takes to
 begin one. Squares are summed as `row_products_ends.Residual` sums them.
@@ -7,6 +7,7 @@ begin one. Squares are summed as `row_products_ends.Residual` sums them.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -30,10 +31,10 @@ from mlxcel_jax_cuda.kernels.mosaic import (
     store_tokens,
 )
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
-from mlxcel_jax_cuda.kernels.sizes import TILE
+from mlxcel_jax_cuda.kernels.sizes import SMS, TILE
 
 ROWS = 8
-"""Tokens of a block of threads, and rows of a step."""
+"""Tokens of a block of threads."""
 
 
 class Begun(NamedTuple):
@@ -47,8 +48,8 @@ class Begun(NamedTuple):
 class Planned(NamedTuple):
     """Where the rows of a step are, and who attends to what."""
 
-    page: jax.Array  # [8] int32, -1 for a row that is padding
-    place: jax.Array  # [8] int32, on its page
+    page: jax.Array  # [N] int32, -1 for a row that is padding
+    place: jax.Array  # [N] int32, on its page
     schedule: Schedule  # its tables lie where they came from: in the launch's buffer, at `Buffer.tables`
 
 
@@ -56,6 +57,7 @@ class Planned(NamedTuple):
 class Buffer:
     """Where things lie in the host buffer of a launch, in words."""
 
+    rows: int  # N, whole eights
     token_ids: int
     positions: int
     seq_lens: int
@@ -77,29 +79,36 @@ class Pages:
     page_size: int
     kv_heads: int
 
-    def items(self, row_pages: int) -> int:
+    def items(self, rows: int, row_pages: int) -> int:
         """Of a step's schedule; see `capacity`."""
-        return capacity(ROWS, -(-row_pages * self.page_size // BLOCK), self.count * self.page_size)
+        return capacity(rows, -(-row_pages * self.page_size // BLOCK), self.count * self.page_size)
 
 
-def item_fields(item: Any, lengths: list[Any], table: Callable[[Any, Any], Any], pages: Pages, row_pages: int) -> Any:
-    """([fields of an item], [(first item, items) of each row]) of the schedule that `make_schedule` makes, in scalars.
+def item_fields(
+    item: Any, lengths: list[Any], table: Callable[[Any, Any], Any], pages: Pages, row_pages: int, sms: int = SMS
+) -> Any:
+    """([fields of an item], [(first item, items) of each row]) of the schedule that `make_schedule` makes, in scalars;
+    of many rows with one item a row where `_whole` says so.
 
     lengths: of the rows; table(row, n): the n-th page of a row.
     """
-    items, int32 = pages.items(row_pages), jnp.int32
+    rows, int32 = len(lengths), jnp.int32
+    items = pages.items(rows, row_pages)
     blocks = [lax.div(length + (BLOCK - 1), int32(BLOCK)) for length in lengths]
     share = blocks
-    if items < ROWS * -(-row_pages * pages.page_size // BLOCK):
+    if items < rows * -(-row_pages * pages.page_size // BLOCK):
         fit = functools.reduce(jnp.add, blocks) <= items
-        share = [jnp.where(fit, own, jnp.minimum(own, items // ROWS)) for own in blocks]
-    ends = [functools.reduce(jnp.add, share[: row + 1]) for row in range(ROWS)]
+        share = [jnp.where(fit, own, jnp.minimum(own, items // rows)) for own in blocks]
+    if rows > ROWS:
+        whole = _whole(blocks, pages.kv_heads, sms)
+        share = [jnp.where(whole, jnp.minimum(own, 1), apart) for own, apart in zip(blocks, share, strict=True)]
+    ends = list(itertools.accumulate(share))
     row = functools.reduce(jnp.add, [jnp.where(end <= item, int32(1), int32(0)) for end in ends])
-    row = jnp.minimum(row, ROWS - 1)
+    row = jnp.minimum(row, rows - 1)
 
     def of_row(values: list[Any]) -> Any:
         found = values[0]
-        for number in range(1, ROWS):
+        for number in range(1, rows):
             found = jnp.where(row == number, values[number], found)
         return found
 
@@ -113,6 +122,20 @@ def item_fields(item: Any, lengths: list[Any], table: Callable[[Any, Any], Any],
         pool_row = page * (pages.kv_heads * pages.page_size) + lax.rem(position, int32(pages.page_size))
         fields.append(jnp.where(position < length, pool_row, int32(0)))
     return fields, [(end - own, own) for end, own in zip(ends, share, strict=True)]
+
+
+def _whole(blocks: list[Any], kv_heads: int, sms: int) -> Any:
+    """Whether rows of so many blocks of keys are attended to sooner if each is one item, whose blocks one block of
+    threads merges on the way. A block that is an item of its own takes about four thirds of the time, for its queries
+    and its partial, and the merging of a round of rows about a third; but the longest row is then no bound."""
+    sharing = sms // kv_heads  # blocks of threads for the items of a KV head, see `persistent_stream.Work`
+
+    def rounds(count: Any) -> Any:
+        return lax.div(count + (sharing - 1), jnp.int32(sharing))
+
+    longest = functools.reduce(jnp.maximum, blocks)
+    of_rows = rounds(functools.reduce(jnp.add, [jnp.minimum(own, 1) for own in blocks]))
+    return 3 * of_rows * longest < 4 * rounds(functools.reduce(jnp.add, blocks)) + of_rows
 
 
 @functools.partial(jax.jit, static_argnames=("packed",))
@@ -140,7 +163,7 @@ def begin(ids: jax.Array, embed: jax.Array, gains: jax.Array, *, packed: Weight 
     return Begun(*made)
 
 
-@functools.partial(jax.jit, static_argnames=("packed", "at", "pages"))
+@functools.partial(jax.jit, static_argnames=("packed", "at", "pages", "sms"))
 def begin_step(
     buffer: jax.Array,
     last_tokens: jax.Array,
@@ -150,11 +173,14 @@ def begin_step(
     packed: Weight | None,
     at: Buffer,
     pages: Pages,
+    sms: int = SMS,
 ) -> tuple[Begun, Planned]:
-    """Of a step of 8 rows. buffer int32 of the launch, last_tokens int32 [slots + 1]; others as in `begin`. Page tables
-    are left where they are: to copy them took as many reads one behind the other as a row has pages."""
-    D, P, int32 = gains.shape[1], at.pages, jnp.int32
-    items = pages.items(P)
+    """Of a step of N rows on so many multiprocessors. buffer int32 of the launch, last_tokens int32 [slots + 1]; others
+    as in `begin`. Page tables are left where they are: to copy them took as many reads one behind the other as a row
+    has pages."""
+    N, D, P, int32 = at.rows, gains.shape[1], at.pages, jnp.int32
+    items, parts = pages.items(N, P), D // TILE
+    embedding = parts * (N // ROWS)
     fields = FIELDS + BLOCK // min(pages.page_size, SLOT)
 
     def kernel(buffer_g: Any, last_g: Any, embed_g: Any, gains_g: Any, *refs: Any) -> None:
@@ -164,27 +190,27 @@ def begin_step(
         def table(row: Any, number: Any) -> Any:
             return buffer_g[at.tables.place(row, number)]
 
-        @pl.when(block < D // TILE)
+        @pl.when(block < embedding)
         def _tokens() -> None:
-            ids = []
+            part, first, ids = lax.rem(block, int32(parts)), lax.div(block, int32(parts)) * ROWS, []
             for row in range(ROWS):
-                asked, own = buffer_g[at.token_ids + row], last_g[buffer_g[at.slots + row]]
+                asked, own = buffer_g[at.token_ids + first + row], last_g[buffer_g[at.slots + first + row]]
                 ids.append(jnp.where(asked == at.carry, own, asked))
-            _embed(ids, block, 0, embed_g, gains_g, packed, x_g, scaled_g, squares_g, *scratch)
+            _embed(ids, part, first, embed_g, gains_g, packed, x_g, scaled_g, squares_g, *scratch)
 
-        lengths = [buffer_g[at.seq_lens + row] for row in range(ROWS)]
-        own, rows = item_fields(jnp.minimum(block, items - 1), lengths, table, pages, P)
+        lengths = [buffer_g[at.seq_lens + row] for row in range(N)]
+        own, rows = item_fields(jnp.minimum(block, items - 1), lengths, table, pages, P, sms)
 
         @pl.when(block < items)
         def _item() -> None:
             for number, value in enumerate(own):
                 work_g[block, number] = value.astype(int32)
 
-        @pl.when(block < ROWS)
+        @pl.when(block < N)
         def _row() -> None:
-            position = buffer_g[at.positions + jnp.minimum(block, ROWS - 1)]
+            position = buffer_g[at.positions + jnp.minimum(block, N - 1)]
             place = jnp.maximum(position, 0)
-            page = table(jnp.minimum(block, ROWS - 1), lax.div(place, int32(pages.page_size)))
+            page = table(jnp.minimum(block, N - 1), lax.div(place, int32(pages.page_size)))
             page_g[block] = jnp.where(position >= 0, page, int32(-1))
             place_g[block] = lax.rem(place, int32(pages.page_size))
 
@@ -194,13 +220,13 @@ def begin_step(
             def _items(row: int = row, first: Any = first, count: Any = count) -> None:
                 rows_g[row, 0], rows_g[row, 1] = first, count
 
-    small = [((ROWS,), jnp.int32), ((ROWS,), jnp.int32), ((items, fields), jnp.int32), ((ROWS, 2), jnp.int32)]
+    small = [((N,), jnp.int32), ((N,), jnp.int32), ((items, fields), jnp.int32), ((N, 2), jnp.int32)]
     made = launch(
         kernel,
-        [*_begun(ROWS, D), *(shaped(*each) for each in small)],
+        [*_begun(N, D), *(shaped(*each) for each in small)],
         _scratch(),
         *(buffer, last_tokens, embed, gains),
-        grid=(max(items, D // TILE, ROWS),),
+        grid=(max(items, embedding, N),),
         grid_names=("block",),
         num_threads=1,
         thread_name="thread",
