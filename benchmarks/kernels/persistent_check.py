@@ -1,7 +1,8 @@
 """The persistent decode step on the GPU: first contact, errors, bits, times, and where the time goes.
 
     python persistent_check.py [SECTION ...]     # tiny bits-llama bits-qwen time-llama time-qwen timeline-llama
-                                                 # timeline-qwen parts-… windows-…; the first five unless named
+                                                 # timeline-qwen parts-… windows-…; the first five unless named.
+                                                 # tiny-32, bits-llama-32, time-qwen-16: of so many rows, not of 8
 
 A kernel whose blocks wait for one another can hang, and a hang leaves no traceback: each section is a process of its
 own, which is ended after its time. Writes a JSON record to $OUT, if it is set, after every section. mlxcel_jax_cuda
@@ -27,7 +28,7 @@ import numpy as np
 
 from mlxcel_jax_cuda.kernels.attention_schedule import Schedule, make_schedule
 from mlxcel_jax_cuda.kernels.persistent_reference import step_reference, tokens_of
-from mlxcel_jax_cuda.kernels.persistent_shape import COLUMNS, Step, Window, weight_for
+from mlxcel_jax_cuda.kernels.persistent_shape import FEW, Step, Window, weight_for
 from mlxcel_jax_cuda.kernels.persistent_step import Made, Stacked, Tokens, decode_step
 from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
@@ -45,6 +46,7 @@ def shape(name: str, **changes: Any) -> Step:
     sizes: dict[str, tuple[int, ...]] = {  # layers, V, D, H, K, d, ffn
         "tiny": (2, 512, 256, 8, 4, 64, 512),
         "tiny-128": (2, 512, 256, 4, 2, 128, 512),
+        "pieces": (2, 1024, 1024, 16, 4, 64, 6144),  # of gate_up, down and the head, of 32 rows
         "llama": (16, 128256, 2048, 32, 8, 64, 8192),
         "qwen": (28, 151936, 2048, 16, 8, 128, 6144),
     }
@@ -95,7 +97,7 @@ def model(step: Step, seed: int = 1) -> Stacked:
 
 @attrs.frozen
 class Batch:
-    """Up to 8 rows with their KV. lengths: keys of each row with the step's token, 0 for padding."""
+    """The rows of a step with their KV. lengths: keys of each row with the step's token, 0 for padding."""
 
     tokens: Tokens
     keys: jax.Array
@@ -115,9 +117,11 @@ class Batch:
         angles = (5e5 ** (-jnp.arange(half) / half))[:, None] * position
         place = (position % step.page_size).astype(jnp.int32)
         tokens = tokens_of(embedded, stacked.gains[0], (jnp.cos(angles), jnp.sin(angles)), page, place)
+        balanced = len(lengths) > FEW and max(lengths) <= 2 * min(lengths)  # as `step_begin` has it, about
         schedule = make_schedule(
-            tables, seq_lens, num_pages=step.pages, page_size=step.page_size, kv_heads=step.kv_heads
-        )
+            tables, seq_lens, num_pages=step.pages, page_size=step.page_size, kv_heads=step.kv_heads,
+            most_items=len(lengths) if balanced else None,
+        )  # fmt: skip
         return cls(tokens, pool[0], pool[1], tables, seq_lens, schedule)
 
 
@@ -156,10 +160,11 @@ def compare(name: str, lengths: list[int], **changes: Any) -> dict[str, Any]:
     """Against the formulas: x behind the layers (its change), logits, and the KV; then the same launch again; then the
     rows by themselves and in other places."""
     pages_a_row = max(1, -(-max(lengths) // changes.get("page_size", PAGE_SIZE)))
-    step = shape(name, **{"pages": COLUMNS * pages_a_row + 1, **changes})
+    N = len(lengths)
+    step = shape(name, **{"pages": N * pages_a_row + 1, "rows": N, **changes})
     stacked, pool, rng = model(step), pools(step), np.random.default_rng(3)
-    embedded = jax.random.normal(jax.random.key(5), (COLUMNS, step.hidden), jnp.float32)
-    tables = rng.permutation(COLUMNS * pages_a_row).reshape(COLUMNS, pages_a_row)
+    embedded = jax.random.normal(jax.random.key(5), (N, step.hidden), jnp.float32)
+    tables = rng.permutation(N * pages_a_row).reshape(N, pages_a_row)
     batch = Batch.of(step, stacked, embedded, lengths, tables, pool)
     made = ended(step, run(step, stacked, batch))
     if made.places is not None:
@@ -180,11 +185,11 @@ def compare(name: str, lengths: list[int], **changes: Any) -> dict[str, Any]:
     found["again"] = all(bool((a.logits == made.logits)[real].all() & (a.x == made.x)[:, real].all()) for a in again)
     same = {}
     for rows in [[int(row)] for row in real] + [list(map(int, rng.permutation(real)[:3])), list(map(int, real[::-1]))]:
-        places = rng.permutation(COLUMNS)[: len(rows)]
-        others = np.setdiff1d(np.arange(COLUMNS), places)
-        order = np.zeros(COLUMNS, int)
-        order[places], order[others] = rows, np.setdiff1d(np.arange(COLUMNS), rows)
-        moved_lengths = np.zeros(COLUMNS, int)
+        places = rng.permutation(N)[: len(rows)]
+        others = np.setdiff1d(np.arange(N), places)
+        order = np.zeros(N, int)
+        order[places], order[others] = rows, np.setdiff1d(np.arange(N), rows)
+        moved_lengths = np.zeros(N, int)
         moved_lengths[places] = np.asarray(lengths)[rows]
         moved = Batch.of(step, stacked, embedded[order], moved_lengths.tolist(), tables[order], pool)
         other = ended(step, run(step, stacked, moved))
@@ -247,10 +252,10 @@ def bandwidth() -> dict[str, float]:
 
 def prepared(stacked: Stacked, step: Step, lengths: list[int]) -> tuple[Step, Batch]:
     """The step with room for these rows, and them."""
-    pages_a_row = -(-max(lengths) // PAGE_SIZE)
-    step = attrs.evolve(step, pages=COLUMNS * pages_a_row)
-    tables = np.random.default_rng(3).permutation(COLUMNS * pages_a_row).reshape(COLUMNS, pages_a_row)
-    embedded = jax.random.normal(jax.random.key(5), (COLUMNS, step.hidden), jnp.float32)
+    N, pages_a_row = len(lengths), -(-max(lengths) // PAGE_SIZE)
+    step = attrs.evolve(step, pages=N * pages_a_row, rows=N)
+    tables = np.random.default_rng(3).permutation(N * pages_a_row).reshape(N, pages_a_row)
+    embedded = jax.random.normal(jax.random.key(5), (N, step.hidden), jnp.float32)
     return step, Batch.of(step, stacked, embedded, lengths, tables, pools(step))
 
 
@@ -318,27 +323,29 @@ LEFT_OUT: tuple[tuple[str, ...], ...] = (
 WINDOWS = (Window(), Window(2, 2, 0), Window(3, 1, 4), Window(4, 3, 4))
 
 
-def rows(count: int, keys: int) -> list[int]:
-    return [keys] * count + [0] * (COLUMNS - count)
+def rows(count: int, keys: int, of: int = FEW) -> list[int]:
+    return [keys] * count + [0] * (of - count)
 
 
 def section(name: str) -> dict[str, Any]:
-    kind, _, which = name.partition("-")
+    kind, *others = name.split("-")
+    N = int(others.pop()) if others and others[-1].isdigit() else FEW
+    which = "-".join(others)
     if kind == "tiny":
-        return {
-            "bias, several units a block": compare(
-                "tiny", [9, 257, 900, 0, 256, 0, 129, 1], bias=True, page_size=64, sms=5, watched=True
-            ),
-        }
+        lengths = [9, 257, 900, 0, 256, 0, 129, 1] * (N // FEW)
+        of = "tiny" if N == FEW else "pieces"
+        return {"bias, several units a block": compare(of, lengths, bias=True, page_size=64, sms=5, watched=True)}
     if kind == "bits":
-        return {"two layers": compare(which, [1, 300, 2000, 129, 256, 255, 5000, 40], layers=2, V=8192)}
+        lengths = [1, 300, 2000, 129, 256, 255, 5000, 40] * (N // FEW)
+        return {"two layers": compare(which, lengths, layers=2, V=8192)}
     if kind == "time":
-        sizes = ((1, 256), (1, 8192), (8, 1024))
-        return bandwidth() | timed(which, {f"{count} rows of {keys}": (rows(count, keys), {}) for count, keys in sizes})
+        sizes = ((1, 256), (1, 8192), (8, 1024)) if N == FEW else ((N // 2 + 1, 1024), (N, 256), (N, 1024))
+        cases: dict[str, Any] = {f"{count} rows of {keys}": (rows(count, keys, N), {}) for count, keys in sizes}
+        return bandwidth() | timed(which, cases)
     if kind == "parts":
         return timed(which, {f"without {names}": (rows(1, 256), {"left_out": names}) for names in LEFT_OUT})
     if kind == "timeline":
-        return timeline(which, rows(1, 256))
+        return timeline(which, rows(1, 256) if N == FEW else rows(N, 1024, N))
     if kind == "windows":
         return timed(which, {str(window): (rows(1, 256), {"window": window}) for window in WINDOWS})
     raise SystemExit(f"no section {name}")
