@@ -43,6 +43,7 @@ class TiledSteps:
         pools: Pools,
     ) -> tuple[jax.Array, Pools]:
         end, extra = heads_end(block, weights, rows, pools)
+        end = attrs.evolve(end, runs=True)
         scale = inverse_rms_of(carried.squares, depth=shapes.qkv.depth, eps=block.eps)
         q, *written = self._in_layer("qkv", shapes, weights, layer, carried.scaled, scale, extra, end)
         keys, values = (array.reshape(pool.shape) for array, pool in zip(written, pools, strict=True))

@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 
 from mlxcel_jax_cuda.kernels.mosaic import (
     ROOM,
+    TILED,
     TRANSPOSED,
     WGMMA,
     across,
@@ -51,7 +52,8 @@ class End(Protocol):
         ...
 
     def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
-        """Shared memory of its own; of several warpgroups each the same, [warpgroups, …]."""
+        """Shared memory of its own; of several warpgroups each the same, [warpgroups, buffers, …], whose runs of tokens
+        take the buffers in turn."""
         ...
 
     @property
@@ -145,7 +147,10 @@ class Residual(_Plain):
         return (1, None), (1, 0, 1)
 
     def scratch(self, columns: int, warpgroups: int = 0) -> list[Any]:
-        return [plgpu.SMEM((warpgroups, ROOM), jnp.float32)] if warpgroups else []
+        if not warpgroups:
+            return []
+        staged = plgpu.SMEM((warpgroups, 2, columns, TILE), jnp.bfloat16, transforms=TILED)
+        return [plgpu.SMEM((warpgroups, 1, ROOM), jnp.float32), staged]
 
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         rows = pl.ds(item * TILE, TILE)
@@ -155,8 +160,16 @@ class Residual(_Plain):
         (total,), (old, gain), rows = sums, ready, pl.ds(item * TILE, TILE)
         new = old + total
         store(out[0].at[rows], new)
-        store_tokens(out[1].at[:, rows], new * along(gain, new.shape[1]))
-        store(out[2].at[item], added_rows(new * new, *scratch))
+        scaled = new * along(gain, new.shape[1])
+        if scratch:
+            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+            staged = scratch[1]
+            staged.T[...] = plgpu.layout_cast(scaled.astype(jnp.bfloat16), TRANSPOSED)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(staged, out[1].at[:, rows])
+        else:
+            store_tokens(out[1].at[:, rows], scaled)
+        store(out[2].at[item], added_rows(new * new, *scratch[:1]))
 
 
 @attrs.frozen
@@ -178,6 +191,7 @@ class Heads:
     normed: bool = False
     eps: float = 1e-6
     layers: int = 1
+    runs: bool = False  # tokens mostly follow one another: those of a page go there at once, and nothing waits for them
 
     @property
     def in_place(self) -> int:
@@ -185,7 +199,7 @@ class Heads:
 
     @property
     def ahead(self) -> int:
-        return 0
+        return int(self.runs)
 
     def __attrs_post_init__(self) -> None:
         group = self.heads // self.kv_heads
@@ -216,8 +230,8 @@ class Heads:
         staged = (2, columns, self.together, self.head_dim // 2)
         if not warpgroups:
             return [plgpu.SMEM(staged, jnp.bfloat16)]
-        room = [plgpu.SMEM((warpgroups, ROOM), jnp.float32)] if self.normed else []
-        return [plgpu.SMEM((warpgroups, *staged), jnp.bfloat16), *room]
+        room = [plgpu.SMEM((warpgroups, 1, ROOM), jnp.float32)] if self.normed else []
+        return [plgpu.SMEM((warpgroups, 1, *staged), jnp.bfloat16), *room]
 
     def before(self, item: Any, layer: Any, extra: Refs) -> Any:
         """(biases of both halves or None, gains or None, cos, sin)."""
@@ -244,6 +258,8 @@ class Heads:
             a, b = a * scale * along(gains[0], columns), b * scale * along(gains[1], columns)
         first, second = (jnp.where(turns, x, y) for x, y in zip(turned(a, b, cos, sin), (first, second), strict=True))
         staged = scratch[0]
+        if self.runs:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         for half, value in enumerate((first, second)):
             values = plgpu.layout_cast(value.astype(jnp.bfloat16), TRANSPOSED)
             store(staged.at[half].reshape(columns, TILE).T, values)
@@ -266,14 +282,38 @@ class Heads:
 
             @pl.when((head >= start) & (head < start + self.kv_heads))
             def _on_pages(pages_g: Any = pages_g, start: int = start) -> None:
-                for first in range(0, columns, 8):  # where they go is read at once
-                    where = [(page_g[column], place_g[column]) for column in range(first, first + 8)]
-                    for column, (page, place) in enumerate(where, first):
+                kept_heads = pl.ds(head - start, together)
+
+                def write(first: Any) -> None:  # where they go is read at once
+                    where = [(page_g[first + i], place_g[first + i]) for i in range(8)]
+                    for i, (page, place) in enumerate(where):
 
                         @pl.when(page >= 0)
-                        def _write(column: int = column, page: Any = page, place: Any = place) -> None:
-                            row = pages_g.at[first_page + page, pl.ds(head - start, together), place]
+                        def _write(column: Any = first + i, page: Any = page, place: Any = place) -> None:
+                            row = pages_g.at[first_page + page, kept_heads, place]
                             for half in (0, 1):
                                 plgpu.copy_smem_to_gmem(staged.at[half, column], row.at[:, half])
 
-        plgpu.wait_smem_to_gmem(0)
+                if not self.runs:
+                    for column in range(0, columns, 8):
+                        write(column)
+                    return
+                page, place, last = page_g[0], place_g[0], columns - 1
+                run = (page >= 0) & (page_g[last] == page) & (place_g[last] == place + last)
+
+                @pl.when(run)
+                def _together() -> None:
+                    rows = pages_g.at[first_page + page, kept_heads, pl.ds(place, columns)]
+                    for half in (0, 1):
+                        plgpu.copy_smem_to_gmem(staged.at[half].transpose((1, 0, 2)), rows.at[:, :, half])
+
+                @pl.when(jnp.logical_not(run))
+                def _one_by_one() -> None:
+                    def eight(i: Any, carry: Any) -> Any:
+                        write(i * 8)
+                        return carry
+
+                    lax.fori_loop(0, columns // 8, eight, 0)
+
+        if not self.runs:
+            plgpu.wait_smem_to_gmem(0)

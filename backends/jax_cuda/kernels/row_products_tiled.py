@@ -146,6 +146,9 @@ def tiled(
                 tokens = pl.ds(first + i * END_COLUMNS, END_COLUMNS)
                 return tokens, own, of_tokens(extra_g, extra_axes, tokens), of_tokens(outs_g, out_axes, tokens)
 
+            def buffers(i: int) -> tuple[Any, ...]:
+                return tuple(ref.at[thread, i % ref.shape[1]] for ref in staged)
+
             def before(end: End, pair: Any, token: Any, i: int) -> Any:
                 _, own, extra, _ = few_of(end, pair, token, i)
                 return end.before(own, number, extra)
@@ -161,7 +164,7 @@ def tiled(
                     if scale_g is not None:
                         by = across(load(scale_g.at[tokens], WGMMA.reduce(0)), END_COLUMNS)
                         sums = [x * by for x in sums]
-                    end.finish(sums, own, number, ready[i], extra, out, tuple(ref.at[thread] for ref in staged))
+                    end.finish(sums, own, number, ready[i], extra, out, buffers(i))
 
             def item(n: Any, carry: Any) -> Any:
                 pair, token = place(n)
