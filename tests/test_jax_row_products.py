@@ -13,6 +13,7 @@ import pytest
 
 from mlxcel_jax_cuda.kernels.row_products import columns_for, gated_product, row_product
 from mlxcel_jax_cuda.kernels.row_products_ends import Gate, Heads, Residual, Store
+from mlxcel_jax_cuda.kernels.row_products_gated import gated
 from mlxcel_jax_cuda.kernels.row_products_stream import FEWEST_SLOTS, ring, stream
 from mlxcel_jax_cuda.kernels.row_products_tiled import BAND, band_of, tiled
 from mlxcel_jax_cuda.kernels.row_products_weight import (
@@ -211,10 +212,14 @@ def test_tokens_of_another_shape_or_type_are_refused():
         tiled(tiles, bf16(96, 128), weight=weight, columns=96)
     with pytest.raises(ValueError, match="128 at most"):
         tiled(bf16(512, 64), bf16(256, 256), weight=Weight(128, 256, 2), columns=256)
-    with pytest.raises(ValueError, match="in bf16"):
-        tiled(tiles, bf16(64, 128), weight=gate, columns=64, gate=True, dtype=jnp.float32)
+    with pytest.raises(ValueError, match="multiple of columns=64"):
+        gated(tiles, bf16(65, 128), weight=gate, columns=64)
+    with pytest.raises(ValueError, match="128 at most"):
+        gated(bf16(1024, 64), bf16(256, 256), weight=Weight(256, 256, 2, 128), columns=256)
     with pytest.raises(ValueError, match="their ups"):
-        tiled(tiles, bf16(64, 128), weight=Weight(256, 128, facing=64), columns=64, gate=True)
+        gated(tiles, bf16(64, 128), weight=Weight(256, 128, facing=64), columns=64)
+    with pytest.raises(ValueError, match="must begin at a multiple of 128"):
+        gated(pair, bf16(64, 128), jnp.zeros(1, jnp.int32), weight=gate, columns=64, at=at)
 
 
 def shape(*size, dtype=jnp.bfloat16):
@@ -345,7 +350,7 @@ def test_tokens_come_in_bands_that_the_l2_holds(tokens, columns):
 @pytest.mark.parametrize("tokens", [8, 64])
 def test_all_layers_run_one_kernel_over_the_whole_array(product, tokens):
     """A kernel is lowered once, and what it is given is not cut: a slice of so many weights would be a copy."""
-    weight, at = Weight(256, 256, facing=128), Stacked(128, 1280)
+    weight, at = Weight(256, 256, facing=128), Stacked(256, 1280)
 
     def layers(tiles, x):
         return [product(tiles, x, weight, layer=layer, at=at) for layer in range(LAYERS)]

@@ -12,6 +12,7 @@ from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
 from mlxcel_jax_cuda.kernels.layers import layer_operand
 from mlxcel_jax_cuda.kernels.row_products import columns_for
 from mlxcel_jax_cuda.kernels.row_products_ends import End, Residual
+from mlxcel_jax_cuda.kernels.row_products_gated import gated
 from mlxcel_jax_cuda.kernels.row_products_scales import inverse_rms_of
 from mlxcel_jax_cuda.kernels.row_products_stream import COLUMNS as FEW
 from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
@@ -25,7 +26,7 @@ MULTIPLE = 64
 
 @attrs.frozen
 class TiledSteps:
-    """Products by `tiled`, which end as those of `stream` do. One launch each."""
+    """Products by `tiled` and `gated`, which end as those of `stream` do. One launch each."""
 
     sms: int
 
@@ -57,7 +58,11 @@ class TiledSteps:
 
     def gated(self, shapes: Shapes, weights: BlockWeights, layer: int, carried: Carried, eps: float) -> jax.Array:
         scale = inverse_rms_of(carried.squares, depth=shapes.gate_up.depth, eps=eps)
-        (hidden,) = self._in_layer("gate_up", shapes, weights, layer, carried.scaled, scale, (), None)
+        weight, x = shapes.gate_up, carried.scaled
+        hidden: jax.Array = gated(
+            weights.tiles, x, layer_operand(layer), scale, weight=weight, columns=_columns(len(x), weight),
+            sms=self.sms, at=shapes.at("gate_up"),
+        )  # fmt: skip
         return hidden
 
     def logits(self, shapes: Shapes, weights: BlockWeights, carried: Carried, eps: float) -> jax.Array:
@@ -88,14 +93,13 @@ class TiledSteps:
         x: jax.Array,
         scale: jax.Array | None,
         extra: tuple[jax.Array, ...],
-        end: End | None,
+        end: End,
     ) -> tuple[jax.Array, ...]:
-        """Without an end it is the gate's."""
         weight, number = shapes[group], layer_operand(layer)
         columns, at = _columns(len(x), weight), shapes.at(group)
         made: tuple[jax.Array, ...] = tiled(
-            weights.tiles, x, number, scale, extra, weight=weight, columns=columns, gate=end is None, end=end,
-            sms=self.sms, at=at,
+            weights.tiles, x, number, scale, extra, weight=weight, columns=columns, end=end, sms=self.sms,
+            at=at,
         )  # fmt: skip
         return made
 

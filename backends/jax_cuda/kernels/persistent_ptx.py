@@ -164,6 +164,24 @@ def store_shared(address: Any, offset: Any, words: Words, wanted: Any | None = N
     )
 
 
+def store_matrices(address: Any, offset: int, words: Words) -> None:
+    """Four 8 x 8 matrices of 16-bit values, each turned: a column is 16 bytes at the address that a lane gives for it,
+    the first matrix by the first eight lanes. A word is a lane's two neighbours of a row, as wgmma has them."""
+    llvm.inline_asm(
+        ir.Type.parse("!llvm.void"),
+        [address, *words],
+        f"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0 + {offset}], {{$1, $2, $3, $4}};",
+        "r,r,r,r,r,~{memory}",
+        has_side_effects=True,
+    )
+
+
+def word_of(pair: Any) -> Any:
+    """A vector of two 16-bit values as one word."""
+    i32 = ir.IntegerType.get_signless(32)
+    return llvm.bitcast(i32, pair)
+
+
 def vector_of(words: Words) -> Any:
     """Words as a vector of float32."""
     return vector([arith.bitcast(ir.F32Type.get(), word) for word in words])

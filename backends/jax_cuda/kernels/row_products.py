@@ -2,8 +2,8 @@
 
 The product is swapped: the weight is wgmma's 64-row operand and the tokens its columns. One order of summation, fixed
 by the weight alone (`Weight`): the depth is cut into `split` equal parts, a part is one chain of steps into one float32
-accumulator, and the parts are added in index order. Two kernels carry it out, `stream` for few tokens and `tiled` for
-many. Which one ran, and with how many columns, does not show in the bits.
+accumulator, and the parts are added in index order. `stream` carries it out for few tokens, `tiled` for many,
+`gated` for many and a gate. Which one ran, and with how many columns, does not show in the bits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from mlxcel_jax_cuda.kernels import row_products_stream, row_products_tiled
 from mlxcel_jax_cuda.kernels.layers import layer_operand
 from mlxcel_jax_cuda.kernels.row_products_ends import Gate, Store
+from mlxcel_jax_cuda.kernels.row_products_gated import gated
 from mlxcel_jax_cuda.kernels.row_products_stream import stream
 from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
 from mlxcel_jax_cuda.kernels.row_products_weight import (
@@ -85,7 +86,7 @@ def gated_product(
     if count in row_products_stream.COLUMNS:
         (hidden,) = stream(tiles, padded, layer=layer_operand(layer), weight=weight, end=Gate(), sms=sms, at=at)
     else:
-        (hidden,) = tiled(tiles, padded, layer_operand(layer), weight=weight, columns=count, gate=True, sms=sms, at=at)
+        hidden = gated(tiles, padded, layer_operand(layer), weight=weight, columns=count, sms=sms, at=at)
     real: jax.Array = hidden[: len(x)]
     return real
 

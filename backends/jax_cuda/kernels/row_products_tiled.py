@@ -26,6 +26,7 @@ from mlxcel_jax_cuda.kernels.mosaic import (
     store_tokens,
 )
 from mlxcel_jax_cuda.kernels.row_products_ends import End
+from mlxcel_jax_cuda.kernels.row_products_parts import Sums, sums_of_parts
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
@@ -40,7 +41,7 @@ MOST_SPLIT_COLUMNS = 128
 """The parts of a split weight are added in registers, which leaves none for more tokens."""
 
 
-@functools.partial(jax.jit, static_argnames=("weight", "columns", "gate", "end", "dtype", "sms", "at"))
+@functools.partial(jax.jit, static_argnames=("weight", "columns", "end", "dtype", "sms", "at"))
 def tiled(
     tiles: jax.Array,
     x: jax.Array,
@@ -50,19 +51,17 @@ def tiled(
     *,
     weight: Weight,
     columns: int,
-    gate: bool = False,
     end: End | None = None,
     dtype: Any = jnp.bfloat16,
     sms: int = SMS,
     at: Stacked | None = None,
 ) -> tuple[jax.Array, ...]:
-    """One weight's product for many tokens. Each of a block's two compute warpgroups makes 64 of its 128 rows, or with
-    `gate` and where an `end` takes pairs both sides of a pair for half of the tokens, so that a gate meets its up in
-    one thread.
+    """One weight's product for many tokens. Each of a block's two compute warpgroups makes 64 of its 128 rows, or where
+    an `end` takes pairs both sides of a pair for half of the tokens, so that they meet in one thread.
 
     tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; 128 at most where
     the weight is split). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight in the order of its
-    tiles; with `gate` silu(gate) * up, [T, F/2] bf16; with an `end` what it gives and wrote in place, of T tokens.
+    tiles; with an `end` what it gives and wrote in place, of T tokens.
     scale [T] float32: what a token's sums are multiplied by. extra, layer and at: as in `stream`.
     """
     (T, D), F, S, half = x.shape, weight.rows, weight.split, columns // 2
@@ -73,14 +72,12 @@ def tiled(
     check_tiles(tiles.shape, weight, layer, at)
     if S > 1 and columns > MOST_SPLIT_COLUMNS:
         raise ValueError(f"columns={columns} leave no registers for the parts of a split weight: 128 at most")
-    if gate and (weight.facing != F // 2 or dtype != jnp.bfloat16):
-        raise ValueError(f"a gate needs rows that face their ups, F / 2 = {F // 2} apart, not {weight.facing}; in bf16")
-    both = gate or (end is not None and weight.pair > 1)
+    both = end is not None and weight.pair > 1
     steps, token_tiles = D // TILE, T // columns
     pools = [jax.new_ref(pool) for pool in extra[len(extra) - end.in_place :]] if end is not None else []
     given = [*extra[: len(extra) - len(pools)], *pools]
     optional = [operand for operand in (layer, scale) if operand is not None]
-    out = [shaped((T, F // 2 if gate else F), dtype)] if end is None else end.out(weight, T)
+    out = [shaped((T, F), dtype)] if end is None else end.out(weight, T)
     chunk = TILE if columns > TILE else TILE // 2  # tokens of an output tile on its way to device memory
     if end is None:
         stages = [plgpu.SMEM((2, 2, chunk, TILE), jnp.bfloat16, transforms=TILED)]
@@ -139,87 +136,68 @@ def tiled(
             for i in range(slots):
                 plgpu.barrier_arrive(empty.at[i])
 
-            def few_of(end: End, pair: Any, token: Any, i: int) -> tuple[Any, Any, Any, Any]:
-                """Of an item's i-th few tokens: where they are, the row tile, and what the end is given of them."""
+            def few_of(end: End, pair: Any, token: Any, i: int) -> tuple[Any, Any, Any]:
+                """Of an item's i-th few tokens: the row tile, and what the end is given of them."""
                 extra_axes, out_axes = end.token_axes
                 own, first = (pair, token + thread * half) if both else (pair * 2 + thread, token)
                 tokens = pl.ds(first + i * END_COLUMNS, END_COLUMNS)
-                return tokens, own, of_tokens(extra_g, extra_axes, tokens), of_tokens(outs_g, out_axes, tokens)
+                return own, of_tokens(extra_g, extra_axes, tokens), of_tokens(outs_g, out_axes, tokens)
 
             def buffers(i: int) -> tuple[Any, ...]:
                 return tuple(ref.at[thread, i % ref.shape[1]] for ref in staged)
 
             def before(end: End, pair: Any, token: Any, i: int) -> Any:
-                _, own, extra, _ = few_of(end, pair, token, i)
+                own, extra, _ = few_of(end, pair, token, i)
                 return end.before(own, number, extra)
 
-            def finish(end: End, total: tuple[jax.Array, ...], pair: Any, token: Any, ready: list[Any]) -> None:
+            def prepare(pair: Any, token: Any) -> tuple[list[jax.Array], list[Any]]:
+                """What sums are multiplied by, and what the end needs of the first few tokens."""
+                first, count = (token + thread * half, half) if both else (token, columns)
+                width = count if end is None else END_COLUMNS
+                places = range(0, count, width)
+                scales = [] if scale_g is None else [factors(scale_g, first + i, width) for i in places]
+                return scales, [] if end is None else [before(end, pair, token, i) for i in range(end.ahead)]
+
+            def finish(end: End, total: Sums, pair: Any, token: Any, scales: list[jax.Array], ready: list[Any]) -> None:
                 """A few tokens after the others, as `stream` has them; what they need is asked for early."""
                 runs = total[0].shape[1] // END_COLUMNS
                 for i in range(runs):
                     if i + end.ahead < runs:
                         ready.append(before(end, pair, token, i + end.ahead))
-                    tokens, own, extra, out = few_of(end, pair, token, i)
+                    own, extra, out = few_of(end, pair, token, i)
                     sums = [x[:, i * END_COLUMNS : (i + 1) * END_COLUMNS] for x in total]
-                    if scale_g is not None:
-                        by = across(load(scale_g.at[tokens], WGMMA.reduce(0)), END_COLUMNS)
-                        sums = [x * by for x in sums]
+                    if scales:
+                        sums = [x * across(scales[i], END_COLUMNS) for x in sums]
                     end.finish(sums, own, number, ready[i], extra, out, buffers(i))
 
             def item(n: Any, carry: Any) -> Any:
                 pair, token = place(n)
 
-                def part(first: Any) -> tuple[jax.Array, ...]:
-                    start = n * steps + first
+                start = n * steps
 
-                    def multiply(k: Any, sums: tuple[Any, ...]) -> None:
-                        slot = lax.rem(start + k, jnp.int32(slots))
-                        plgpu.barrier_wait(full.at[slot])
-                        if both:
-                            tokens = x_s.at[slot, pl.ds(thread * half, half)].T
-                            for i, acc in enumerate(sums):
-                                plgpu.wgmma(acc, w_s.at[slot, i], tokens)
-                        else:
-                            plgpu.wgmma(sums[0], w_s.at[slot, thread], x_s.at[slot].T)
+                def multiply(k: Any, sums: tuple[Any, ...]) -> None:
+                    slot = lax.rem(start + k, jnp.int32(slots))
+                    plgpu.barrier_wait(full.at[slot])
+                    if both:
+                        tokens = x_s.at[slot, pl.ds(thread * half, half)].T
+                        for i, acc in enumerate(sums):
+                            plgpu.wgmma(acc, w_s.at[slot, i], tokens)
+                    else:
+                        plgpu.wgmma(sums[0], w_s.at[slot, thread], x_s.at[slot].T)
 
-                    def release(k: Any) -> None:
-                        plgpu.barrier_arrive(empty.at[lax.rem(start + k, jnp.int32(slots))])
+                def release(k: Any) -> None:
+                    plgpu.barrier_arrive(empty.at[lax.rem(start + k, jnp.int32(slots))])
 
-                    def scope(*sums: Any) -> tuple[jax.Array, ...]:
-                        def step(k: Any, carry: Any) -> Any:
-                            multiply(k, sums)
-                            plgpu.wgmma_wait(len(sums))  # the step before has been read
-                            release(k - 1)
-                            return carry
-
-                        multiply(0, sums)
-                        lax.fori_loop(1, steps // S, step, 0)
-                        plgpu.wgmma_wait(0)
-                        release(steps // S - 1)
-                        return tuple(acc[...] for acc in sums)
-
-                    found: tuple[jax.Array, ...] = pl.run_scoped(scope, *accumulators)
-                    return found
-
-                def add_part(i: Any, total: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                    return tuple(a + b for a, b in zip(total, part(i * (steps // S)), strict=True))
-
+                total, (scales, ready) = sums_of_parts(
+                    S, steps, accumulators, multiply, release, lambda: prepare(pair, token)
+                )
                 if end is not None:
-                    ready = [before(end, pair, token, i) for i in range(end.ahead)]
-                    finish(end, lax.fori_loop(1, S, add_part, part(0)), pair, token, ready)
+                    finish(end, total, pair, token, scales, list(ready))
                     return carry
-                total = lax.fori_loop(1, S, add_part, part(0))
-                if scale_g is not None:
-                    width, own = (half, token + thread * half) if gate else (columns, token)
-                    by = across(load(scale_g.at[pl.ds(own, width)], WGMMA.reduce(0)), width)
-                    total = tuple(x * by for x in total)
-                if gate:
-                    rows, tokens = pl.ds(pair * TILE, TILE), token + thread * half
-                    y = total[0] / (1 + jnp.exp(-total[0])) * total[1]
-                else:
-                    rows, tokens, y = pl.ds((pair * 2 + thread) * TILE, TILE), token, total[0]
+                (y,) = [x * across(scales[0], columns) for x in total] if scales else total
+                rows = pl.ds((pair * 2 + thread) * TILE, TILE)
                 if dtype != jnp.bfloat16:
-                    store_tokens(out_g.at[pl.ds(tokens, columns), rows], y)
+                    store_tokens(out_g.at[pl.ds(token, columns), rows], y)
                     return carry
                 count = y.shape[1] // chunk
                 for i in range(count):  # by way of shared memory: the next item need not wait
@@ -228,7 +206,7 @@ def tiled(
                     values = y[:, i * chunk : (i + 1) * chunk].astype(jnp.bfloat16)
                     stage.T[...] = plgpu.layout_cast(values, TRANSPOSED)
                     plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(stage, out_g.at[pl.ds(tokens + i * chunk, chunk), rows])
+                    plgpu.copy_smem_to_gmem(stage, out_g.at[pl.ds(token + i * chunk, chunk), rows])
                 return carry
 
             lax.fori_loop(0, mine, item, 0)
@@ -251,6 +229,11 @@ def tiled(
         thread_name="thread",
     )
     return (*made, *(jax.freeze(pool) for pool in pools))
+
+
+def factors(scale_g: Any, first: Any, count: int) -> jax.Array:
+    """What the sums of so many tokens are multiplied by, one a column."""
+    return load(scale_g.at[pl.ds(first, count)], WGMMA.reduce(0))
 
 
 def band_of(tokens: int, columns: int) -> int:
