@@ -24,13 +24,17 @@ def sums_of_parts(
 ) -> tuple[Sums, Any]:
     """The sums of `split` equal parts of `steps` steps, added in index order, and what `prepare` loaded.
 
-    `multiply` puts a step's products under way, one to an accumulator; `release` gives its place in the ring back.
-    `prepare` is called ahead of all products, which hide its loads.
+    `multiply` puts a step's products under way, one to an accumulator; `release` gives its place in the ring back. A
+    part's last products and its addition are beside the first products of the next one, so that nothing stands still
+    between them. `prepare` is called ahead of the last part's products, which hide its loads.
     """
-    ready, part = prepare(), steps // split
+    part = steps // split
 
-    def of_part(first: Any) -> Sums:
-        def scope(*sums: Any) -> Sums:
+    def of_part(i: int, total: Sums, before: tuple[Any, ...]) -> tuple[Sums, Any]:
+        """Parts i, i + 1, … and `total`, to which the sums `before` of the last part, under way, are still to come."""
+        first, last = i * part, i == split - 1
+
+        def scope(*sums: Any) -> tuple[Sums, Any]:
             def step(k: Any, carry: Any) -> Any:
                 multiply(first + k, sums)
                 plgpu.wgmma_wait(len(sums))  # the step before has been read
@@ -38,15 +42,26 @@ def sums_of_parts(
                 return carry
 
             multiply(first, sums)
+            so_far = total
+            if before:
+                made = [plgpu.wgmma_accumulator_load(acc, wait_n=len(sums)) for acc in before]
+                release(first - 1)
+                # Not later: registers would not suffice for the sums of all parts.
+                so_far = [lax.optimization_barrier(x) for x in added(total, made)]  # type: ignore[no-untyped-call]
+            ready = prepare() if last else None
             lax.fori_loop(1, part, step, 0)
+            if not last:
+                return of_part(i + 1, so_far, sums)
             plgpu.wgmma_wait(0)
             release(first + part - 1)
-            return [acc[...] for acc in sums]
+            return added(so_far, [acc[...] for acc in sums]), ready
 
-        found: Sums = pl.run_scoped(scope, *accumulators)
+        found: tuple[Sums, Any] = pl.run_scoped(scope, *accumulators)
         return found
 
-    def add_part(i: Any, total: Sums) -> Sums:
-        return [a + b for a, b in zip(total, of_part(i * part), strict=True)]
+    return of_part(0, [], ())
 
-    return lax.fori_loop(1, split, add_part, of_part(0)), ready
+
+def added(total: Sums, more: Sums) -> Sums:
+    """Of the parts of a depth those so far, if there are any, and the next."""
+    return [a + b for a, b in zip(total, more, strict=True)] if total else more
