@@ -3,6 +3,7 @@
 What the kernels compute is compared in bits and with formulas on a GPU: benchmarks/kernels/row_products_check.py.
 """
 
+import functools
 import re
 
 import attrs
@@ -338,6 +339,31 @@ def test_warpgroups_that_end_side_by_side_add_in_places_of_their_own(end, weight
     """Mosaic adds over rows in one place of shared memory for all warpgroups of a block, behind a barrier of one."""
     call, arguments = ended_tokens(end, weight, tokens)
     assert "reduce_sum" not in str(jax.make_jaxpr(call)(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("depth", "tokens", "launches"),
+    [(256, 256, 1), (256, 64, 2), (4096, 128, 2)],
+    ids=["beside the sums", "too few tokens a warpgroup", "too deep for registers"],
+)
+@pytest.mark.parametrize("kind", ["gate", "heads", "head"])
+def test_norms_are_worked_out_beside_the_sums_where_registers_allow(kind, depth, tokens, launches):
+    """From sums of squares, which the products before them leave; else by a launch of their own."""
+    columns = min(tokens, 128)
+    if kind == "gate":
+        weight = Weight(256, depth, facing=128)
+        call = functools.partial(gated, weight=weight, columns=columns, eps=1e-5)
+    else:
+        weight, end = Weight(512, depth, 1, 32), attrs.evolve(HEADS, runs=True) if kind == "heads" else None
+        dtype = jnp.bfloat16 if end else jnp.float32
+        call = functools.partial(tiled, weight=weight, columns=columns, end=end, dtype=dtype, eps=1e-5)
+    squares = shape(depth // 64, tokens, dtype=jnp.float32)
+    arguments = shape(*weight.packed_shape), shape(tokens, depth), squares, extra_of(HEADS, tokens)
+
+    def run(tiles, x, squares, extra):
+        return call(tiles, x, None, squares, *([extra] if kind == "heads" else []))
+
+    assert lowered(run, *arguments).count("custom_call @mosaic_gpu") == launches
 
 
 @pytest.mark.parametrize(("tokens", "columns"), [(64, 64), (2048, 256), (2176, 128), (8192, 256)])

@@ -13,7 +13,6 @@ from mlxcel_jax_cuda.kernels.layers import layer_operand
 from mlxcel_jax_cuda.kernels.row_products import columns_for
 from mlxcel_jax_cuda.kernels.row_products_ends import End, Residual
 from mlxcel_jax_cuda.kernels.row_products_gated import gated
-from mlxcel_jax_cuda.kernels.row_products_scales import inverse_rms_of
 from mlxcel_jax_cuda.kernels.row_products_stream import COLUMNS as FEW
 from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
@@ -45,8 +44,8 @@ class TiledSteps:
     ) -> tuple[jax.Array, Pools]:
         end, extra = heads_end(block, weights, rows, pools)
         end = attrs.evolve(end, runs=True)
-        scale = inverse_rms_of(carried.squares, depth=shapes.qkv.depth, eps=block.eps)
-        q, *written = self._in_layer("qkv", shapes, weights, layer, carried.scaled, scale, extra, end)
+        x, squares = carried.scaled, carried.squares
+        q, *written = self._in_layer("qkv", shapes, weights, layer, x, squares, extra, end, block.eps)
         keys, values = (array.reshape(pool.shape) for array, pool in zip(written, pools, strict=True))
         return q.reshape(*q.shape[:3], -1), (keys, values)
 
@@ -57,11 +56,10 @@ class TiledSteps:
         return Carried(*self._in_layer(group, shapes, weights, layer, x, None, extra, end))
 
     def gated(self, shapes: Shapes, weights: BlockWeights, layer: int, carried: Carried, eps: float) -> jax.Array:
-        scale = inverse_rms_of(carried.squares, depth=shapes.gate_up.depth, eps=eps)
         weight, x = shapes.gate_up, carried.scaled
         hidden: jax.Array = gated(
-            weights.tiles, x, layer_operand(layer), scale, weight=weight, columns=_columns(len(x), weight),
-            sms=self.sms, at=shapes.at("gate_up"),
+            weights.tiles, x, layer_operand(layer), carried.squares, weight=weight, columns=_columns(len(x), weight),
+            eps=eps, sms=self.sms, at=shapes.at("gate_up"),
         )  # fmt: skip
         return hidden
 
@@ -76,10 +74,11 @@ class TiledSteps:
             weights.head,
             scaled,
             None,
-            inverse_rms_of(squares, depth=weight.depth, eps=eps),
+            squares,
             weight=weight,
             columns=_columns(len(scaled), weight),
             dtype=jnp.float32,
+            eps=eps,
             sms=self.sms,
         )
         return made[0][:count]
@@ -91,15 +90,16 @@ class TiledSteps:
         weights: BlockWeights,
         layer: int,
         x: jax.Array,
-        scale: jax.Array | None,
+        squares: jax.Array | None,
         extra: tuple[jax.Array, ...],
         end: End,
+        eps: float | None = None,
     ) -> tuple[jax.Array, ...]:
         weight, number = shapes[group], layer_operand(layer)
         columns, at = _columns(len(x), weight), shapes.at(group)
         made: tuple[jax.Array, ...] = tiled(
-            weights.tiles, x, number, scale, extra, weight=weight, columns=columns, end=end, sms=self.sms,
-            at=at,
+            weights.tiles, x, number, squares, extra, weight=weight, columns=columns, end=end, eps=eps,
+            sms=self.sms, at=at,
         )  # fmt: skip
         return made
 

@@ -19,14 +19,18 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jaxlib.mlir.dialects import arith as _arith
 
-from mlxcel_jax_cuda.kernels.mosaic import TILED, WGMMA, across, launch, load, plgpu, shaped, tiling
+from mlxcel_jax_cuda.kernels.mosaic import TILED, WGMMA, across, launch, plgpu, shaped, tiling
 from mlxcel_jax_cuda.kernels.persistent_ptx import integer, shared_address, store_matrices, this_thread, word_of
 from mlxcel_jax_cuda.kernels.row_products_parts import sums_of_parts
+from mlxcel_jax_cuda.kernels.row_products_scales import Scales, scale_or_squares
 from mlxcel_jax_cuda.kernels.row_products_tiled import COLUMNS, MOST_SPLIT_COLUMNS, band_of
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
-from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
+from mlxcel_jax_cuda.kernels.sizes import SMS, TILE
 
 arith: Any = _arith
+
+SMEM_BYTES = 226 * 1024
+"""For operands and results: this kernel has no other scratch than barriers."""
 
 GROUP = 8
 """Rows that the swizzle keeps together."""
@@ -37,7 +41,7 @@ ROWS = TILE // 2
 STAGED = tiling(ROWS * 2)(2)
 
 
-@functools.partial(jax.jit, static_argnames=("weight", "columns", "sms", "at"))
+@functools.partial(jax.jit, static_argnames=("weight", "columns", "eps", "sms", "at"))
 def gated(
     tiles: jax.Array,
     x: jax.Array,
@@ -46,14 +50,14 @@ def gated(
     *,
     weight: Weight,
     columns: int,
+    eps: float | None = None,
     sms: int = SMS,
     at: Stacked | None = None,
 ) -> jax.Array:
     """silu(gate) * up of many tokens, [T, F/2] bf16.
 
     tiles: packed [F * D / 64, 64] bf16 of a weight whose rows face those F / 2 behind them. x: [T, D] bf16, T a
-    multiple of columns (64, 128 or 256; 128 at most where the weight is split). scale [T] float32: what a token's sums
-    are multiplied by. layer and at: as in `stream`.
+    multiple of columns (64, 128 or 256; 128 at most where the weight is split). scale, eps, layer, at: as in `tiled`.
     """
     (T, D), F, S, half = x.shape, weight.rows, weight.split, columns // 2
     if columns not in COLUMNS or T % columns or weight.depth != D:
@@ -68,15 +72,20 @@ def gated(
     steps, token_tiles, pairs = D // TILE, T // columns, F // (2 * TILE)
     if at and (at.first % D or at.stride % D):
         raise ValueError(f"tiles lie as {at}: a gate's must begin at a multiple of {D}, as many as 64 of its rows take")
+    scale, eps = scale_or_squares(scale, eps, D, columns)
     band, items = band_of(T, columns), pairs * token_tiles
     chunk = min(TILE, half)  # tokens of either half that go to device memory together
     staged = (2, 2, 2, chunk, ROWS)
-    slots = min((SMEM_BYTES + 2048 - 2 * int(np.prod(staged))) // ((2 * TILE + columns) * TILE * 2), 8)
+    room = [] if eps is None else [plgpu.SMEM((2, columns), jnp.float32)]
+    slots = min((SMEM_BYTES - 2 * int(np.prod(staged)) - 8 * columns) // ((2 * TILE + columns) * TILE * 2), 8)
     optional = [operand for operand in (layer, scale) if operand is not None]
     accumulators = [plgpu.ACC((TILE, columns), jnp.float32)]
 
     def kernel(tiles_g: Any, x_g: Any, *refs: Any) -> None:
-        few, (out_g, w_s, x_s, full, empty, stage_s) = list(refs[: len(optional)]), refs[len(optional) :]
+        few, (out_g, w_s, x_s, full, empty, stage_s, *room_s) = (
+            list(refs[: len(optional)]),
+            refs[len(optional) :],
+        )
         rows_s, groups_s = w_s
         scale_g = None if scale is None else few.pop()
         thread, block = lax.axis_index("thread"), lax.axis_index("block")
@@ -114,6 +123,7 @@ def gated(
         @pl.when(thread < 2)
         def _compute_warpgroups() -> None:
             plgpu.set_max_registers(232, action="increase")
+            scales = Scales(scale_g, room_s[0].at[thread] if room_s else None, eps, D, columns)
             for i in range(slots):
                 plgpu.barrier_arrive(empty.at[i])
 
@@ -129,13 +139,11 @@ def gated(
                 def release(k: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(start + k, jnp.int32(slots))])
 
-                def factors() -> Any:
-                    return (
-                        None if scale_g is None else load(scale_g.at[pl.ds(token * columns, columns)], WGMMA.reduce(0))
-                    )
+                def prepare() -> list[jax.Array]:
+                    return scales.ahead(token * columns, 0, columns, columns)
 
-                (total,), by = sums_of_parts(S, steps, accumulators, multiply, release, factors)
-                if by is not None:
+                (total,), ahead = sums_of_parts(S, steps, accumulators, multiply, release, prepare)
+                for by in scales.found(ahead, 0, columns, columns):
                     total = total * across(by, columns)
                 gate, up = facing_rows(total)
                 y = (gate / (1 + jnp.exp(-gate)) * up).astype(jnp.bfloat16)
@@ -163,6 +171,7 @@ def gated(
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
             plgpu.SMEM(staged, jnp.bfloat16, transforms=STAGED),
+            *room,
         ],
         *(tiles.reshape(-1, steps, TILE // GROUP, GROUP, TILE), x, *optional),
         grid=(sms,),

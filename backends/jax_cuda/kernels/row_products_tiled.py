@@ -17,16 +17,15 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels.mosaic import (
     TILED,
     TRANSPOSED,
-    WGMMA,
     across,
     launch,
-    load,
     plgpu,
     shaped,
     store_tokens,
 )
 from mlxcel_jax_cuda.kernels.row_products_ends import End
 from mlxcel_jax_cuda.kernels.row_products_parts import Sums, sums_of_parts
+from mlxcel_jax_cuda.kernels.row_products_scales import Scales, scale_or_squares
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
@@ -41,7 +40,7 @@ MOST_SPLIT_COLUMNS = 128
 """The parts of a split weight are added in registers, which leaves none for more tokens."""
 
 
-@functools.partial(jax.jit, static_argnames=("weight", "columns", "end", "dtype", "sms", "at"))
+@functools.partial(jax.jit, static_argnames=("weight", "columns", "end", "dtype", "eps", "sms", "at"))
 def tiled(
     tiles: jax.Array,
     x: jax.Array,
@@ -53,6 +52,7 @@ def tiled(
     columns: int,
     end: End | None = None,
     dtype: Any = jnp.bfloat16,
+    eps: float | None = None,
     sms: int = SMS,
     at: Stacked | None = None,
 ) -> tuple[jax.Array, ...]:
@@ -62,7 +62,8 @@ def tiled(
     tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; 128 at most where
     the weight is split). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight in the order of its
     tiles; with an `end` what it gives and wrote in place, of T tokens.
-    scale [T] float32: what a token's sums are multiplied by. extra, layer and at: as in `stream`.
+    scale [T] float32: what a token's sums are multiplied by; with `eps` [D/64, T], sums of squares, of which it is
+    1 / rms. extra, layer and at: as in `stream`.
     """
     (T, D), F, S, half = x.shape, weight.rows, weight.split, columns // 2
     if columns not in COLUMNS or T % columns or weight.depth != D:
@@ -73,6 +74,7 @@ def tiled(
     if S > 1 and columns > MOST_SPLIT_COLUMNS:
         raise ValueError(f"columns={columns} leave no registers for the parts of a split weight: 128 at most")
     both = end is not None and weight.pair > 1
+    scale, eps = scale_or_squares(scale, eps, D, columns)
     steps, token_tiles = D // TILE, T // columns
     pools = [jax.new_ref(pool) for pool in extra[len(extra) - end.in_place :]] if end is not None else []
     given = [*extra[: len(extra) - len(pools)], *pools]
@@ -83,8 +85,9 @@ def tiled(
         stages = [plgpu.SMEM((2, 2, chunk, TILE), jnp.bfloat16, transforms=TILED)]
     else:
         stages = end.scratch(END_COLUMNS, 2)
-    room = SMEM_BYTES + 2048 - sum(math.prod(stage.shape) * jnp.dtype(stage.dtype).itemsize for stage in stages)
-    slots = min(room // ((2 * TILE + columns) * TILE * 2), 8)
+    room = [] if eps is None else [plgpu.SMEM((2, columns), jnp.float32)]
+    taken = sum(math.prod(own.shape) * jnp.dtype(own.dtype).itemsize for own in (*stages, *room))
+    slots = min((SMEM_BYTES + 2048 - taken) // ((2 * TILE + columns) * TILE * 2), 8)
     pairs = F // (2 * TILE)
     band = band_of(T, columns)
     items = pairs * token_tiles
@@ -93,7 +96,8 @@ def tiled(
     def kernel(tiles_g: Any, x_g: Any, *refs: Any) -> None:
         few, refs = list(refs[: len(optional)]), refs[len(optional) :]
         extra_g, refs = refs[: len(given)], refs[len(given) :]
-        outs_g, (w_s, x_s, full, empty, *staged) = refs[: len(out)], refs[len(out) :]
+        outs_g, (w_s, x_s, full, empty, *rest) = refs[: len(out)], refs[len(out) :]
+        room_s, staged = rest[: len(room)], rest[len(room) :]
         scale_g = None if scale is None else few.pop()
         layer_g, out_g = few, outs_g[0]
         thread, block = lax.axis_index("thread"), lax.axis_index("block")
@@ -150,15 +154,16 @@ def tiled(
                 own, extra, _ = few_of(end, pair, token, i)
                 return end.before(own, number, extra)
 
-            def prepare(pair: Any, token: Any) -> tuple[list[jax.Array], list[Any]]:
-                """What sums are multiplied by, and what the end needs of the first few tokens."""
-                first, count = (token + thread * half, half) if both else (token, columns)
-                width = count if end is None else END_COLUMNS
-                places = range(0, count, width)
-                scales = [] if scale_g is None else [factors(scale_g, first + i, width) for i in places]
-                return scales, [] if end is None else [before(end, pair, token, i) for i in range(end.ahead)]
+            scales = Scales(scale_g, room_s[0].at[thread] if room_s else None, eps, D, columns)
+            first_column, own_columns = (thread * half, half) if both else (0, columns)
+            width = own_columns if end is None else END_COLUMNS
 
-            def finish(end: End, total: Sums, pair: Any, token: Any, scales: list[jax.Array], ready: list[Any]) -> None:
+            def prepare(pair: Any, token: Any) -> tuple[list[jax.Array], list[Any]]:
+                """Loads that go ahead of the sums: for their factors, and for the end of the first few tokens."""
+                ready = [] if end is None else [before(end, pair, token, i) for i in range(end.ahead)]
+                return scales.ahead(token, first_column, own_columns, width), ready
+
+            def finish(end: End, total: Sums, pair: Any, token: Any, by: list[jax.Array], ready: list[Any]) -> None:
                 """A few tokens after the others, as `stream` has them; what they need is asked for early."""
                 runs = total[0].shape[1] // END_COLUMNS
                 for i in range(runs):
@@ -166,8 +171,8 @@ def tiled(
                         ready.append(before(end, pair, token, i + end.ahead))
                     own, extra, out = few_of(end, pair, token, i)
                     sums = [x[:, i * END_COLUMNS : (i + 1) * END_COLUMNS] for x in total]
-                    if scales:
-                        sums = [x * across(scales[i], END_COLUMNS) for x in sums]
+                    if by:
+                        sums = [x * across(by[i], END_COLUMNS) for x in sums]
                     end.finish(sums, own, number, ready[i], extra, out, buffers(i))
 
             def item(n: Any, carry: Any) -> Any:
@@ -188,13 +193,14 @@ def tiled(
                 def release(k: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(start + k, jnp.int32(slots))])
 
-                total, (scales, ready) = sums_of_parts(
+                total, (ahead, ready) = sums_of_parts(
                     S, steps, accumulators, multiply, release, lambda: prepare(pair, token)
                 )
+                by = scales.found(ahead, first_column, own_columns, width)
                 if end is not None:
-                    finish(end, total, pair, token, scales, list(ready))
+                    finish(end, total, pair, token, by, list(ready))
                     return carry
-                (y,) = [x * across(scales[0], columns) for x in total] if scales else total
+                (y,) = [x * across(by[0], columns) for x in total] if by else total
                 rows = pl.ds((pair * 2 + thread) * TILE, TILE)
                 if dtype != jnp.bfloat16:
                     store_tokens(out_g.at[pl.ds(token, columns), rows], y)
@@ -220,6 +226,7 @@ def tiled(
             plgpu.SMEM((slots, columns, TILE), jnp.bfloat16, transforms=TILED),
             plgpu.Barrier(num_arrivals=3, num_barriers=slots),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
+            *room,
             *stages,
         ],
         *(tiles, x, *optional, *given),
@@ -229,11 +236,6 @@ def tiled(
         thread_name="thread",
     )
     return (*made, *(jax.freeze(pool) for pool in pools))
-
-
-def factors(scale_g: Any, first: Any, count: int) -> jax.Array:
-    """What the sums of so many tokens are multiplied by, one a column."""
-    return load(scale_g.at[pl.ds(first, count)], WGMMA.reduce(0))
 
 
 def band_of(tokens: int, columns: int) -> int:
