@@ -68,7 +68,7 @@ class InRuns(NumpyBackend):
 
     @property
     def caps(self):
-        return attrs.evolve(super().caps, decode_run=4, run_rows=8)
+        return attrs.evolve(super().caps, decode_runs=((8, 4),))
 
     def submit_run(self, plans):
         return [attrs.evolve(self.submit(plan), top_logprobs=None) for plan in plans]

@@ -14,7 +14,6 @@ from mlxcel.testing.random_checkpoint import random_checkpoint
 from mlxcel_jax_cuda import backend as jax_backend
 from mlxcel_jax_cuda import persistent_decode
 from mlxcel_jax_cuda.block_arrays import BlockIndex, BlockWeights, Shapes
-from mlxcel_jax_cuda.decode_run import may_run
 from mlxcel_jax_cuda.device import DeviceFacts
 from mlxcel_jax_cuda.forward import forward
 from mlxcel_jax_cuda.fused_decode import forward_block, fused_block
@@ -168,12 +167,6 @@ def test_the_form_of_a_decode_is_said():
     assert persistent_step(whole, attrs.evolve(eight, rows=40, logits=40)) is None
     assert persistent_step(whole, attrs.evolve(eight, rows=1, width=8)) is None
     assert "up to 32 rows by one kernel on 132 multiprocessors" in form(whole)
-    many = attrs.evolve(eight, rows=32, logits=32)
-    assert may_run(whole, eight)
-    assert may_run(whole, many)
-    assert not may_run(whole, attrs.evolve(eight, rows=128, logits=128))
-    assert may_run(model_of("llama", FORMULAS), eight)
-    assert not may_run(model_of("llama", FORMULAS), many)
     assert persistent_step(model_of("llama", FORMULAS), eight) is None
     assert "formulas" in form(model_of("llama", FORMULAS))
     other = model_of("llama", HOPPER, page_size=32)

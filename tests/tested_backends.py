@@ -50,11 +50,11 @@ class KeepingNumpy(NumpyBackend):
     """NumPy, which keeps the logits [V] of each draw by (sequence id, position of the token that was drawn), and takes
     runs of steps as a backend does that has a program for them."""
 
-    decode_run, run_rows = 4, 4
+    decode_runs = ((2, 4), (4, 2))
 
     @property
     def caps(self):
-        return attrs.evolve(super().caps, decode_run=self.decode_run, run_rows=self.run_rows)
+        return attrs.evolve(super().caps, decode_runs=self.decode_runs)
 
     def submit_run(self, plans):
         return list(map(self.submit, plans))

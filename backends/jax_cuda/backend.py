@@ -3,6 +3,7 @@ asked for."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from mlxcel_jax_cuda import storage
 from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.compile_ahead import Program
 from mlxcel_jax_cuda.compile_cache import mended
-from mlxcel_jax_cuda.decode_run import Run, forward_and_draw_run, may_run, runs_together, steps_of
+from mlxcel_jax_cuda.decode_run import Run, forward_and_draw_run
 from mlxcel_jax_cuda.device import (
     choose_device,
     compute_dtype,
@@ -39,7 +40,7 @@ from mlxcel_jax_cuda.drawing import Asked, Found, LastDrawn, draw
 from mlxcel_jax_cuda.executables import Executables
 from mlxcel_jax_cuda.forward import at_once, forward, forward_and_draw
 from mlxcel_jax_cuda.fused_decode import fused_block
-from mlxcel_jax_cuda.launch import Launch, Launching, Widths
+from mlxcel_jax_cuda.launch import Launch, Launching, Shape, Widths
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
@@ -48,6 +49,7 @@ from mlxcel_jax_cuda.program_store import ProgramStore
 from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
 from mlxcel_jax_cuda.running import COPIES, UNKNOWN, Running
+from mlxcel_jax_cuda.runs_together import can_run, runs_of, steps_of
 from mlxcel_jax_cuda.weights import Weights, load_block, load_weights
 from mlxcel_jax_cuda.without_kernels import remark
 
@@ -81,7 +83,7 @@ class JaxBackend:
     ) -> None:
         """`deterministic` asks for R1 at least, which XLA:CPU in float32 is above anyway. For tests, `level` takes any
         one, `formulas` runs what there are kernels for by their formulas, on any device, and `decode_run` takes runs of
-        so many steps where forward and draw are one program."""
+        so many steps wherever there can be one."""
         self._device = choose_device(device)
         numerics = _numerics(self._device, dtype, deterministic, level)
         self._numerics = attrs.evolve(numerics, formulas=formulas)
@@ -148,18 +150,21 @@ class JaxBackend:
         with enough_memory(self._device, f"the KV of {layout.pages} pages"):
             kv, last = jax.block_until_ready(self._zeros(model))  # type: ignore[no-untyped-call]
         executables = Executables(ProgramStore.of(self._device))
-        few = launching.shapes[0]
-        steps = steps_of(model, few, loaded.weights.nbytes) if self._given_run is None else self._given_run
-        most = max((shape.rows for shape in launching.shapes if may_run(model, shape)), default=0)
-        self._caps = attrs.evolve(self._caps, decode_run=steps, run_rows=most if steps > 1 else 0)
-        self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last, executables, steps)
+        runs = runs_of(model, sampler, launching.decodes, functools.partial(self._run_steps, model))
+        self._caps = attrs.evolve(self._caps, decode_runs=tuple((shape.rows, runs[shape].steps) for shape in runs))
+        self._running = Running(model, sampler, loaded.weights.arrays, launching, kv, last, executables, runs)
+
+    def _run_steps(self, model: Model, shape: Shape) -> int:
+        if self._given_run is None:
+            return steps_of(model, shape, self._model().weights.nbytes)
+        return self._given_run if can_run(model, shape) else 1
 
     @mended()
     def warm_up(self, progress: Progress) -> None:
         """Make every program of the closed set, and run each once over rows of padding, as a step runs it: behind this
         no request waits for a compilation, but one that brings a logits processor of its own."""
         running = self._started()
-        closed = programs(running.model, running.sampler, running.launching, running.run_steps)
+        closed = programs(running.model, running.sampler, running.launching, running.runs)
         listed = list(self._listed(running, closed))
         progress.start("compile", len(listed), "programs")
         running.executables.make(listed, progress.advance)
@@ -282,13 +287,15 @@ class JaxBackend:
 
     def _run_of(self, plans: Sequence[StepPlan]) -> Run | None:
         """None where these are steps one by one."""
-        running = self._started()
-        if len(plans) == 1 or len(plans) != running.run_steps:
+        if len(plans) == 1:
             return None
+        running = self._started()
         launch, *others = running.launching.cut(plans[0])
+        together = None if others else running.runs.get(launch.shape)
+        if together is None or len(plans) != together.steps:
+            return None
         asked = self._asked(plans[0], launch)
-        together = not others and runs_together(running.model, launch.shape, asked.shape)
-        return Run.of_plans(launch, asked, plans) if together else None
+        return Run.of_plans(launch, asked, plans) if together.takes(asked.shape) else None
 
     def _drawn(self, plan: StepPlan, launch: Launch) -> Drawn:
         asked = self._asked(plan, launch)

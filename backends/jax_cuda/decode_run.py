@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Final
 
 import attrs
 import jax
@@ -18,39 +17,10 @@ from jax import lax
 
 from mlxcel.core.plan import StepPlan
 from mlxcel_jax_cuda.drawing import Asked, DrawShape, LastDrawn
-from mlxcel_jax_cuda.forward import OPTIONS, Read, at_once, whole_step
-from mlxcel_jax_cuda.fused_decode import runs_fused
-from mlxcel_jax_cuda.kernels.persistent_shape import FEW
+from mlxcel_jax_cuda.forward import OPTIONS, Read, whole_step
 from mlxcel_jax_cuda.launch import Launch, Shape, aligned
 from mlxcel_jax_cuda.model import Model
-from mlxcel_jax_cuda.persistent_decode import persistent_step
 from mlxcel_jax_cuda.storage import Leaves
-
-STEPS: Final = 4
-"""At a step of 0.7 ms, which takes the host as long, what it does for each call and each read then costs a fourth;
-twice as many steps would gain another eighth, and who joins would wait twice as long."""
-
-FAST_BYTES: Final = 6 * 10**9
-"""Weights that an H200 reads in less than 2 ms. A longer step hides what the host does for it."""
-
-
-def steps_of(model: Model, shape: Shape, weight_bytes: int) -> int:
-    """Of a run of launches of a shape; 1: they do not run together. A ring has room for one step too many, and so has a
-    recurrent state (spec V9, V11)."""
-    spec = model.layout.spec
-    if spec.windowed or spec.recurrent or persistent_step(model, shape) is None or weight_bytes > FAST_BYTES:
-        return 1
-    return STEPS
-
-
-def runs_together(model: Model, shape: Shape, drawing: DrawShape) -> bool:
-    """Whether launches with such a draw can be a run."""
-    return may_run(model, shape) and at_once(model, shape, drawing)
-
-
-def may_run(model: Model, shape: Shape) -> bool:
-    """Whether launches of a shape can be a run: of the fewest rows, and of more where one kernel is a step."""
-    return runs_fused(model, shape) and (shape.rows == FEW or persistent_step(model, shape) is not None)
 
 
 @attrs.frozen(eq=False)

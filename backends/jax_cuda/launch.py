@@ -179,9 +179,14 @@ class Launching:
         self._padding: dict[Shape, np.ndarray] = {}  # a buffer without a real row, for each of a closed set of shapes
 
     @property
+    def decodes(self) -> list[Shape]:
+        """Every shape of a launch of rows that decode, the fewest rows first."""
+        return self._widths.decodes(self.pages)
+
+    @property
     def shapes(self) -> list[Shape]:
         """Every shape of a launch, but the one of tokens that are scored."""
-        return [*self._widths.decodes(self.pages), *self._widths.pieces(self.pages)]
+        return [*self.decodes, *self._widths.pieces(self.pages)]
 
     @property
     def scores(self) -> Shape:

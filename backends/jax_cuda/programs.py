@@ -9,11 +9,12 @@ import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Sampler
-from mlxcel_jax_cuda.decode_run import Run, runs_together
+from mlxcel_jax_cuda.decode_run import Run
 from mlxcel_jax_cuda.drawing import Asked, DrawShape
 from mlxcel_jax_cuda.forward import at_once
 from mlxcel_jax_cuda.launch import Launch, Launching, Shape
 from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.runs_together import Runs
 
 _LISTS = (0, 1, -1)
 """Of best ids beside a score: none, some, all V."""
@@ -25,13 +26,13 @@ class Programs:
 
     launch: Launch
     whole: tuple[Asked, ...]  # forward and draw as one program
-    runs: tuple[Run, ...]  # so many of these steps as one
+    runs: tuple[Run, ...]  # several steps of forward and draw as one
     alone: bool  # whether the forward is one of its own too
     draws: tuple[Asked, ...]  # behind its logits, those that no shape before it had
 
 
-def programs(model: Model, sampler: Sampler, launching: Launching, run_steps: int = 1) -> list[Programs]:
-    """Every program that a step of these shapes may need, or a run of so many, each once."""
+def programs(model: Model, sampler: Sampler, launching: Launching, runs: Runs) -> list[Programs]:
+    """Every program that a step of these shapes may need, or a run of them, each once."""
     found: list[Programs] = []
     known: set[DrawShape] = set()
     for shape, stage_sets in _asked(sampler, launching):
@@ -39,12 +40,16 @@ def programs(model: Model, sampler: Sampler, launching: Launching, run_steps: in
         everyone = np.full(shape.logits, model.layout.slots, np.int32)
         asked = [Asked.of(sampler, sampling, everyone) for sampling in stage_sets]
         whole = tuple(each for each in asked if at_once(model, shape, each.shape))
-        together = whole if run_steps > 1 else ()
-        runs = tuple(Run.of(launch, each, run_steps) for each in together if runs_together(model, shape, each.shape))
+        together = runs.get(shape)
+        running = (
+            []
+            if together is None
+            else [Run.of(launch, each, together.steps) for each in asked if together.takes(each.shape)]
+        )
         behind = {each.shape: each for each in asked if not at_once(model, shape, each.shape)}
         draws = tuple(each for drawing, each in behind.items() if drawing not in known)
         known.update(behind)
-        found.append(Programs(launch, whole, runs, bool(behind) or not whole, draws))
+        found.append(Programs(launch, whole, tuple(running), bool(behind) or not whole, draws))
     return found
 
 

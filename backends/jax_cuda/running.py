@@ -21,6 +21,7 @@ from mlxcel_jax_cuda.executables import Executables
 from mlxcel_jax_cuda.forward import Read, forward, forward_and_draw
 from mlxcel_jax_cuda.launch import Launch, Launching
 from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.runs_together import Runs
 
 UNKNOWN = -1
 COPIES = 8
@@ -44,7 +45,7 @@ class Running:
     kv: storage.Leaves
     last: LastDrawn
     executables: Executables
-    run_steps: int = 1  # decode steps of a run, 1: there are none
+    runs: Runs
     begun: np.ndarray = attrs.field(default=attrs.Factory(_unknown, takes_self=True))
     """[slots]: the position at which the row of a slot began to write, behind a prefix that others may hold too."""
     routes: dict[str, int] = attrs.field(default=attrs.Factory(_routes, takes_self=True))

@@ -93,9 +93,12 @@ class BackendCaps:
     prefill_widths: tuple[int, ...] = ()  # padded widths at R0; () pads nothing
     r1_rows: int = 0  # the one width of a decode at R1; more rows are several forwards
     r1_tokens: int = 0  # the one width of a piece at R1
-    decode_run: int = 1  # decode steps that one `submit_run` takes; 1: it has none
-    run_rows: int = 0  # most rows of such a run
+    decode_runs: tuple[tuple[int, int], ...] = ()  # (most rows, steps) of what one `submit_run` takes, rows ascending
     compiled: bool = False  # it compiles what it runs: steps are packed for the sampler's closed list of stage sets
+
+    def run_steps(self, rows: int) -> int:
+        """Decode steps of so many rows that one `submit_run` takes; 1: they have no runs."""
+        return next((steps for most, steps in self.decode_runs if rows <= most), 1)
 
     def piece_width(self, length: int, level: Level) -> int:
         """Tokens that a piece of `length` is padded to (spec P3): multiples of one width at R1, the smallest width that
@@ -173,7 +176,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class RunsSteps(Protocol):
-    """A backend whose caps say a `decode_run` of more than one step."""
+    """A backend whose caps say `decode_runs`."""
 
     def submit_run(self, plans: Sequence[StepPlan]) -> list[Any]:
         """Start so many decode steps of the same rows, each behind the one before it, with the bits of as many calls of

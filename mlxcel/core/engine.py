@@ -159,9 +159,10 @@ class Engine(KVCalls):
         return row.runs or self._sampler.closed(row.sampler_state)
 
     def run_length(self, parts: Listing[Part]) -> int:
-        """How many steps of these parts may be submitted together now (spec C54): the backend's `decode_run`, or 1."""
+        """How many steps of these parts may be submitted together now (spec C54): what the backend's `decode_runs` say
+        of so many rows, or 1."""
         caps = self._backend.caps
-        if caps.decode_run == 1 or len(parts) > caps.run_rows or any(isinstance(part, Piece) for part in parts):
+        if caps.run_steps(len(parts)) == 1 or any(isinstance(part, Piece) for part in parts):
             return 1
         return longest_run(self._rows.get_all(parts), caps, self._kv_spec)
 

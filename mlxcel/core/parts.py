@@ -63,9 +63,10 @@ def can_run(row: Sequence, steps: int) -> bool:
 
 
 def longest_run(rows: Listing[Sequence], caps: BackendCaps, spec: KVSpec) -> int:
-    """How many decodes of these rows may be submitted together now (spec C54): the backend's `decode_run`, or 1."""
-    longest = caps.decode_run
-    if longest == 1 or len(rows) > caps.run_rows or spec.windowed or spec.recurrent:
+    """How many decodes of these rows may be submitted together now (spec C54): what the backend's `decode_runs` say of
+    so many, or 1."""
+    longest = caps.run_steps(len(rows))
+    if longest == 1 or spec.windowed or spec.recurrent:
         return 1
     return longest if all(can_run(row, longest) for row in rows) else 1
 

@@ -85,8 +85,7 @@ class ScriptedBackend:
             page_sizes=(16, 32, 64, 128),
             run_ahead=True,
             mixed_steps=mixed_steps,
-            decode_run=decode_run,
-            run_rows=RUN_ROWS if decode_run > 1 else 0,
+            decode_runs=((RUN_ROWS, decode_run),) if decode_run > 1 else (),
         )
 
     @property
