@@ -78,7 +78,8 @@ def r2(checks: Checks) -> Rows:
         yield from not_invariant(bench)
         crowds.append(bench)
         yield from _in_crowds(bench, SHORT, checks)
-        yield _in_runs(bench, checks)
+        for most, _ in bench.engine.caps.decode_runs or ((8, 1),):
+            yield _in_runs(bench, checks, min(most, bench.setup.slots))
     turns = []
     for bench in crowds:
         ids = bench.ids(sizes.long, sizes.long)
@@ -121,10 +122,10 @@ def _in_crowds(bench: Bench, length: int, checks: Checks) -> Rows:
     yield from _compare(bench.setup, length, alone(bench, ids, sizes.steps, chunk=small), ways)
 
 
-def _in_runs(bench: Bench, checks: Checks) -> dict[str, Any]:
-    """One of eight rows whose steps are submitted several at a time. Its tokens follow from its bits."""
+def _in_runs(bench: Bench, checks: Checks, crowd: int) -> dict[str, Any]:
+    """One of so many rows whose steps are submitted several at a time. Its tokens follow from its bits."""
     engine, steps, setup = bench.engine, checks.sizes.steps, bench.setup
-    rows = [bench.begin(bench.ids(SHORT, SHORT + place)) for place in range(8)]
+    rows = [bench.begin(bench.ids(SHORT, SHORT + place)) for place in range(crowd)]
     parts: list[Decode] = [Decode(row) for row in reversed(rows)]
     count = engine.run_length(parts)
     for _ in range(steps // count):
@@ -136,7 +137,8 @@ def _in_runs(bench: Bench, checks: Checks) -> dict[str, Any]:
     bench.backend.kept.clear()
     lone = alone(bench, bench.ids(SHORT, SHORT), steps).first(len(ids))
     found = difference(lone, Seen(ids, lone.logits))
-    return {"shape": setup.shape, "layers": setup.layers, "prompt": SHORT, "way": f"one of 8, {count} steps at a time",
+    way = f"one of {crowd}, {count} steps at a time"
+    return {"shape": setup.shape, "layers": setup.layers, "prompt": SHORT, "way": way,
             "differs": found, "wrong": bool(found)}  # fmt: skip
 
 
