@@ -9,6 +9,7 @@ import numpy as np
 from mlxcel.core.params import SamplingParams
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import Carry
+from mlxcel.plugins.sampling.ends import few_ends, without_ends
 from mlxcel.plugins.sampling.history import History
 from mlxcel.plugins.sampling.logit_stages import logit_stages
 from mlxcel.plugins.sampling.stage import RowState
@@ -47,8 +48,8 @@ def _traced(chain, names):
 
 
 def run(xp, chain, z, rows, newest=None, every=False):
-    """z [R, V] through the stages that a row uses, or through all of them. `newest` holds the ids in flight, None
-    where a row has none."""
+    """z [R, V] through the stages that a row uses, or through all of them, and without the few ends that a row ignores.
+    `newest` holds the ids in flight, None where a row has none."""
     pending = [token is not None for token in newest or [None] * len(rows)]
     tokens = np.array([0 if token is None else token for token in newest or [0] * len(rows)], np.int32)
     carry = Carry(tokens, np.zeros(len(rows), np.float32))
@@ -56,12 +57,14 @@ def run(xp, chain, z, rows, newest=None, every=False):
     packed = {}
     for stage in active:
         packed |= stage.pack(rows, pending)
+    ignored = np.stack([few_ends(row.spec, z.shape[-1]) for row in rows])
     if xp is jnp:
-        return np.asarray(_traced(chain, tuple(stage.name for stage in active))(z, packed, carry))
+        z = _traced(chain, tuple(stage.name for stage in active))(z, packed, carry)
+        return np.asarray(without_ends(jnp, z, ignored))
     with np.errstate(all="ignore"):
         for stage in active:
             z = stage.apply(np, z, packed, carry)
-    return z
+        return without_ends(np, z, ignored)
 
 
 def assert_same_bits(left, right, words=""):

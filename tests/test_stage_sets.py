@@ -16,7 +16,8 @@ from mlxcel.core.resolve_sampling import resolve_sampling
 from mlxcel.core.sampling import Carry
 from mlxcel.plugins.sampling import draw as draw_module
 from mlxcel.plugins.sampling.chain import ChainSampler
-from mlxcel.plugins.sampling.stage_sets import WIDTHS, closed_sets
+from mlxcel.plugins.sampling.ends import MOST
+from mlxcel.plugins.sampling.stage_sets import GREEDY, WIDTHS, closed_sets
 
 VOCAB, NAMED = 317, 300
 LOGITS = flat_logits(len(FEATURE_SETS), VOCAB, 9)
@@ -172,7 +173,8 @@ def test_the_list_is_short_and_its_last_set_holds_everything(vocab):
     """Spec S44: a backend compiles each of them at each number of rows."""
     sets = closed_sets(["bias", "masks"], vocab)
     assert len(sets) == len(set(sets)) <= 14
-    assert [(each.stages, each.width) for each in sets[:2]] == [((), 0), (sets[1].stages, 0)]
+    assert [(each.stages, each.width) for each in sets[:2]] == [(GREEDY, 0), (sets[1].stages, 0)]
+    assert all(set(GREEDY) <= set(each.stages) for each in sets)
     assert sets[-1].top_logprobs == sets[-1].width == vocab
     assert all(set(each.stages) <= set(sets[-1].stages) for each in sets)
     assert {each.width for each in sets} == {0, *(width for width in WIDTHS if width < vocab), vocab}
@@ -185,8 +187,44 @@ def test_a_default_request_takes_the_cheapest_set_it_can(client, place):
     assert taken(chain(VOCAB, NAMED), [row]) == place
 
 
-def test_a_greedy_step_sends_no_array():
-    assert chain(VOCAB, NAMED).stage_sets(3)[0].params == {}
+def test_a_greedy_step_sends_the_ends_that_its_rows_ignore_alone():
+    assert {name: array.shape for name, array in chain(VOCAB, NAMED).stage_sets(3)[0].params.items()} == {
+        "ends": (3, MOST)
+    }
+
+
+@pytest.mark.parametrize("client", ["lib", "cli", "srv"])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_row_that_ignores_its_ends_takes_the_set_that_it_takes_without(client, temperature):
+    """Spec S44, S16: so it costs no executable, and runs with others where their steps run together."""
+    sampler = chain(VOCAB, NAMED)
+    plain, ignoring = (
+        resolve_sampling(
+            client, ("request", {"temperature": temperature, "ignore_eos": ignores}), fresh_seed=lambda: 3
+        ).params
+        for ignores in (False, True)
+    )
+    assert taken(sampler, [ignoring]) == taken(sampler, [plain]) == (temperature > 0)
+    assert sampler.memoryless(opened(sampler, ignoring))
+    many = sampler.open(spec(ignoring, (5,), range(MOST + 1)))
+    assert "masks" in sampler.pack([many], [0], [False]).stages
+
+
+@pytest.mark.parametrize("xp", [np, jnp], ids=["numpy", "jax"])
+def test_ignored_ends_are_removed_as_a_mask_removes_them(xp):
+    """Spec S16, S15: every bit of a draw is that of the same row with the ids as false entries of `logit_bias`."""
+    sampler = chain(VOCAB, NAMED)
+    for count in (1, 2, MOST):
+        ends = range(40, 40 + count)
+        few = [row.clone(ignore_eos=True) for row in ROWS]
+        masked = [row.clone(logit_bias=[*row.logit_bias, *((token, None) for token in ends)]) for row in ROWS]
+        found = []
+        for rows in (few, masked):
+            states = [sampler.open(spec(row, (5, 6, 7), ends)) for row in rows]
+            packed = sampler.pack(states, range(len(rows)), [False] * len(rows), closed=xp is jnp)
+            result = drawn(xp, sampler, packed, LOGITS, no_carry(len(rows)))
+            found.append([said(result, place, row) for place, row in enumerate(rows)])
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

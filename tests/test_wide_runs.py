@@ -10,7 +10,9 @@ from real_engine import real_engine
 from test_fused_backend import USUAL, FusedJax
 from test_standard_block import MODELS, SMALL
 
+from mlxcel.core.params import SamplingParams
 from mlxcel.core.plan import Decode
+from mlxcel.core.request import SequenceSpec
 from mlxcel.plugins.kv.paged import PagedKV
 from mlxcel.plugins.sampling.chain import ChainSampler
 from mlxcel.testing.random_checkpoint import random_checkpoint
@@ -112,6 +114,32 @@ def test_where_a_wide_run_has_no_program_there_are_single_steps(engine_of, monke
         made.engine.prefill(rows[-1], made.plan([1, 2], 64))
         found.append(decoded(made, rows, 4, together, ahead=False))
     assert found[0] == found[1]
+
+
+def test_rows_that_ignore_their_ends_run_together(engine_of, monkeypatch):
+    """C54, S16: a greedy and a usual one, with the ids of tokens that they would draw for ends; a row that is masked
+    draws the same, and does not."""
+    runs, program = [], jax_backend.forward_and_draw_run
+    monkeypatch.setattr(jax_backend, "forward_and_draw_run", lambda *args: runs.append(1) or program(*args))
+    found = {}
+    for way in ("plain", "ignored", "masked"):
+        made = engine_of(2, TOGETHER)
+        ends = () if way == "plain" else sorted({row[1] for row in found["plain"]})
+        asked = {"logit_bias": [(token, None) for token in ends]} if way == "masked" else {"ignore_eos": True}
+        rows = []
+        for place, own in enumerate(({"temperature": 0, "seed": 0}, {**USUAL, "seed": 5})):
+            params = SamplingParams(max_tokens=40, **asked, **own)
+            spec = SequenceSpec(f"row {place}", np.array([1, 2, 3], np.int32), params, frozenset(ends))
+            rows.append(made.engine.open(spec))
+        for row in rows:
+            made.engine.prefill(row, made.plan([1, 2, 3], 64))
+        runs.clear()
+        together = made.engine.run_length([Decode(row) for row in rows])
+        assert together == (1 if way == "masked" else TOGETHER)
+        found[way] = decoded(made, rows, 4, together, ahead=False)
+        assert len(runs) == (0 if way == "masked" else 2)
+    assert found["ignored"] == found["masked"] != found["plain"]
+    assert not {token for row in found["ignored"] for token in row}.intersection(ends)
 
 
 def model_and_shapes(engine_of):

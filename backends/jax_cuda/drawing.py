@@ -18,6 +18,9 @@ from mlxcel_jax_cuda.fingerprint import NotPlain, class_name
 
 _BOOL: Final = np.dtype(np.bool_).str
 
+_FEW: Final = 8
+"""Numbers of a row in one array that is no list yet: the ends that it ignores."""
+
 
 @attrs.frozen(cache_hash=True)
 class DrawShape:
@@ -38,7 +41,7 @@ class DrawShape:
     def words(self) -> str:
         """For people."""
         listed = "" if self.top_logprobs is None else f", {self.top_logprobs} log-probabilities"
-        return f"draw, rows={self.rows}: {' '.join(self.stages) or 'greedy'}{listed}"
+        return f"draw, rows={self.rows}: {' '.join(self.stages)}{listed}"
 
     def plainly(self) -> tuple[Any, ...]:
         """As values that tell one from another. NotPlain where its sampler does not say what its draw goes by."""
@@ -64,9 +67,9 @@ class DrawShape:
 
     @property
     def narrow(self) -> bool:
-        """Whether a row brings single numbers and no lists, and asks for its token alone. Such sets of stages are few,
+        """Whether a row brings few numbers and no lists, and asks for its token alone. Such sets of stages are few,
         quickly compiled, and what nearly all rows use."""
-        return self.top_logprobs is None and not any(behind for _, _, behind in self.params)
+        return self.top_logprobs is None and all(math.prod(behind) <= _FEW for _, _, behind in self.params)
 
 
 _ON_THE_HOST: Final = {name for name in vars(Sampler) if name != "draw" and not name.startswith("_")}

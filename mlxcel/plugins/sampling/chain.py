@@ -16,10 +16,11 @@ from mlxcel.core.tokenizer import Tokenizer
 from mlxcel.errors import RequestError
 from mlxcel.plugins.sampling import noise
 from mlxcel.plugins.sampling.draw import draw_sampled
+from mlxcel.plugins.sampling.ends import without_ends
 from mlxcel.plugins.sampling.history import History
 from mlxcel.plugins.sampling.logit_stages import logit_stages
 from mlxcel.plugins.sampling.logprobs import best, log_softmax
-from mlxcel.plugins.sampling.pack import DRAW, first_state, next_weight, prepare_drawing
+from mlxcel.plugins.sampling.pack import DRAW, ENDS, first_state, next_weight, prepare_drawing
 from mlxcel.plugins.sampling.processors import check_names
 from mlxcel.plugins.sampling.scoring import SCORING, draw_scores, pack_scores
 from mlxcel.plugins.sampling.selection import WHEN_USED, select, when
@@ -158,6 +159,8 @@ class ChainSampler:
                     status = behind_stage(xp, status, z, place)
         if z is not raw:
             status = xp.maximum(status, of_logits(xp, z))
+        if ENDS in sampling.stages:  # behind the status, in which -inf is nothing to look at
+            z = without_ends(xp, z, params["ends"])
         if self._named < raw.shape[-1]:
             z = xp.where(xp.arange(raw.shape[-1]) < self._named, z, xp.float32(-xp.inf))
         peak = xp.max(z, axis=-1)

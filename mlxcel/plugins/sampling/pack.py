@@ -11,6 +11,7 @@ import numpy as np
 from mlxcel.core.params import FIRST_FILTER, GREEDY_TEMPERATURE, LAST_FILTER, STAGE_NAMES, SamplingParams
 from mlxcel.core.request import SequenceSpec
 from mlxcel.plugins.sampling.adaptive import start
+from mlxcel.plugins.sampling.ends import MOST, few_ends
 from mlxcel.plugins.sampling.leading import LISTED
 from mlxcel.plugins.sampling.logprobs import listed
 from mlxcel.plugins.sampling.pairs import NOBODY, closed_width, pack_lists
@@ -19,7 +20,11 @@ from mlxcel.plugins.sampling.stage import RowState
 DRAW: Final = "draw"
 """Under this name `RowState.prepared` holds the row's Drawing."""
 
+ENDS: Final = "ends"
+"""The feature of rows that ignore the model's ends."""
+
 FEATURES: Final = (
+    ENDS,
     *("temperature_first", "top_n_sigma", "top_k", "far", "typ_p", "top_p", "min_p", "xtc", "min_keep", "temperature"),
     *("dynatemp", "cold", "adaptive_p", "mirostat_1", "mirostat_2", DRAW, "raw_logprobs", "processed_logprobs"),
 )
@@ -36,6 +41,7 @@ OFF: Final[Mapping[str, float]] = {"top_n_sigma": 0, "typ_p": 1, "top_p": 1, "mi
 _ROW: Final = np.dtype(
     [
         ("greedy", np.bool_),
+        ("ends", np.int32, (MOST,)),  # ids that the row ignores
         ("seed_low", np.uint32),
         ("seed_high", np.uint32),
         ("top_n_sigma", np.float32),
@@ -86,10 +92,12 @@ class Drawing:
 def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
     """What `spec` comes to for a vocabulary of V = `vocab`. A field that its row does not use has its off value."""
     p = spec.params
-    features = _features(spec, vocab)
+    ends = few_ends(spec, vocab)
+    features = _features(spec, vocab) | ({ENDS} if (ends != NOBODY).any() else frozenset())
     threshold = min(p.xtc_threshold, 0.5)
     values: dict[str, Any] = {
         "greedy": p.greedy,
+        "ends": ends,
         "seed_low": p.seed & 0xFFFFFFFF,
         "seed_high": p.seed >> 32 & 0xFFFFFFFF,
         # A value above its off value stays there in float32.
@@ -116,8 +124,8 @@ def prepare_drawing(spec: SequenceSpec, vocab: int) -> Drawing:
     }
     record = np.array([tuple(values[name] for name in _ROW.names or ())], _ROW)
     count = None if p.logprobs is None else listed(p.logprobs, vocab)
-    ends = np.array(sorted(token for token in spec.eos_ids if token < vocab), np.int32)
-    return Drawing(record.tobytes(), record["adaptive_decay"][0], features, ends, count)
+    exempt = np.array(sorted(token for token in spec.eos_ids if token < vocab), np.int32)
+    return Drawing(record.tobytes(), record["adaptive_decay"][0], features, exempt, count)
 
 
 def _features(spec: SequenceSpec, vocab: int) -> frozenset[str]:

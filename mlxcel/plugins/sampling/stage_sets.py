@@ -15,7 +15,7 @@ import numpy as np
 
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.plugins.sampling.logprobs import listed
-from mlxcel.plugins.sampling.pack import DRAW, FEATURES
+from mlxcel.plugins.sampling.pack import DRAW, ENDS, FEATURES
 from mlxcel.plugins.sampling.pairs import NOBODY
 from mlxcel.plugins.sampling.selection import WHEN_USED
 from mlxcel.plugins.sampling.stage import RowState, Stage
@@ -23,7 +23,10 @@ from mlxcel.plugins.sampling.stage import RowState, Stage
 WIDTHS: Final = (64, 512, 4096)
 """Of all lists of a step together, so that levels add up and do not multiply. The last one is V."""
 
-USUAL: Final = ("top_k", "top_p", "min_p", "temperature", DRAW)
+GREEDY: Final = (ENDS,)
+"""What a greedy row uses, and every other row may: it is part of every set."""
+
+USUAL: Final = (ENDS, "top_k", "top_p", "min_p", "temperature", DRAW)
 """What rows use that ask for nothing unusual: the defaults of every client, and most models' own."""
 
 FAR: Final = (*USUAL, "far")
@@ -69,15 +72,15 @@ def closed_sets(logit: Sequence[str], vocab: int) -> tuple[StageSet, ...]:
     """The list, cheapest first; the last one has everything. `logit` are the names of the logit stages."""
     widths = (*(width for width in WIDTHS if width < vocab), vocab)
     narrow = listed(1, vocab)
-    scored = (*logit, "raw_logprobs")
+    scored = (*logit, *GREEDY, "raw_logprobs")
     everything = (*logit, *FEATURES, WHEN_USED)
     # Everything takes several times as long to compile, and sending lists is little of its time: no second width.
     few = dict.fromkeys((widths[0], *widths[2:-1]))
     sets = (
-        StageSet((), 0, None),
+        StageSet(GREEDY, 0, None),
         StageSet(USUAL, 0, None),
         StageSet(FAR, 0, None),
-        *(StageSet((*logit, *draw), width, None) for width in widths[: len(WIDTHS)] for draw in ((), FAR)),
+        *(StageSet((*logit, *draw), width, None) for width in widths[: len(WIDTHS)] for draw in (GREEDY, FAR)),
         StageSet(scored, widths[0], narrow),
         StageSet((*logit, *FAR, "raw_logprobs"), widths[0], narrow),
         *(StageSet(everything, width, narrow) for width in few),
@@ -97,6 +100,7 @@ class StageSets:
         self._foreign = frozenset(stage.name for stage in stages if stage.foreign is not None)
         self._fills = {_EXEMPT: NOBODY} | {name: fill for stage in own for name, fill in stage.lists.items()}
         self._blank = {stage.name: stage.pack([idle], [False]) for stage in own}
+        self._blank[ENDS] = {"ends": drawing["ends"]}
         self._blank[DRAW] = {name: drawing[name] for name in _USUAL_ARRAYS}
         self._blank[WHEN_USED] = {**drawing, _EXEMPT: np.full((1, 1), NOBODY, np.int32)}
         self._known = frozenset(name for blank in self._blank.values() for name in blank)

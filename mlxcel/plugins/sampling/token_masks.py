@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import attrs
@@ -11,6 +11,7 @@ import numpy as np
 from mlxcel.core.request import SequenceSpec
 from mlxcel.core.sampling import MaskedRow
 from mlxcel.plugins.sampling.bits import words_of_ids
+from mlxcel.plugins.sampling.ends import MOST, ignored_ends
 
 
 @attrs.frozen
@@ -44,11 +45,15 @@ class AllowedIds(_FixedMask):
 
 
 class IgnoreEnds(_FixedMask):
-    """`ignore_eos` removes E without U, so that the user's own stops still work."""
+    """`ignore_eos` of a model with more ends than are numbers of a row (`ends.py`)."""
 
     def prepare(self, args: Mapping[str, Any], spec: SequenceSpec) -> np.ndarray | None:
-        ends = spec.eos_ids.difference(spec.params.stop_token_ids)
-        return words_of_ids(ends, self.vocab, without=True) if spec.params.ignore_eos and ends else None
+        ends = ignored_ends(spec)
+        return words_of_ids(ends, self.vocab, without=True) if _many(ends, self.vocab) else None
+
+
+def _many(ends: Collection[int], vocab: int) -> bool:
+    return sum(token < vocab for token in ends) > MOST
 
 
 @attrs.frozen
