@@ -7,14 +7,22 @@ import faulthandler
 import json
 import math
 import os
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mlxcel_jax_cuda.first_run import DeviceHangs
+
 ROW_SECONDS = 200
 """Seconds for one row, after which the process ends: what hangs on a device leaves no traceback of its own."""
+NOTE_SECONDS = 20.0
+"""After so many, and again after as many, a row says where it stands: whoever ends the process before its time has
+that."""
 
 Rows = Iterator[dict[str, Any]]
 
@@ -36,7 +44,8 @@ class SectionRecord:
         try:
             while time.perf_counter() < min(self._ends, began + seconds):
                 faulthandler.dump_traceback_later(ROW_SECONDS, exit=True)
-                row = next(rows, None)
+                with _noted(words):
+                    row = next(rows, None)
                 if row is None:
                     break
                 kept.append(row)
@@ -48,6 +57,9 @@ class SectionRecord:
         except Exception as error:
             traceback.print_exc()
             self.found["failed"][words] = f"{type(error).__name__}: {error}"
+            if isinstance(error, DeviceHangs):
+                self._write()
+                self.end()
         faulthandler.cancel_dump_traceback_later()
         took = time.perf_counter() - began
         self.found["seconds"][section] = self.found["seconds"].get(section, 0.0) + took
@@ -78,6 +90,31 @@ class SectionRecord:
     def _write(self) -> None:
         if self._file is not None:
             self._file.write_text(json.dumps(self.found, indent=1) + "\n")
+
+
+@contextmanager
+def _noted(words: str) -> Iterator[None]:
+    """Says from time to time where the thread of the call is."""
+    over, thread, began = threading.Event(), threading.get_ident(), time.perf_counter()
+
+    def say() -> None:
+        while not over.wait(NOTE_SECONDS):
+            print(f"    {words} for {time.perf_counter() - began:.0f} s: {_place(thread)}", flush=True)
+
+    noting = threading.Thread(target=say, daemon=True)
+    noting.start()
+    try:
+        yield
+    finally:
+        over.set()
+        noting.join()
+
+
+def _place(thread: int) -> str:
+    """The innermost calls of a thread, and those of its project's own files, from the inside out."""
+    calls = traceback.extract_stack(sys._current_frames()[thread])[::-1]
+    own = [call for call in calls[1:] if "site-packages" not in call.filename and "/lib/python" not in call.filename]
+    return " < ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in [calls[0], *own[:5]])
 
 
 def _shown(name: str, value: Any) -> str:

@@ -65,17 +65,22 @@ def plan_rows(
     kv_most: int | None = None,
     cached: bool = False,
 ) -> MemoryPlan:
-    """The plan for `rows.most`, or for the most below it that the memory holds without a shorter context. It may be a
-    refusal. `weights` and `kv_most` are as for `plan_memory`; `cached`: there is to be a prompt cache."""
+    """The plan for `rows.most`, or for the most below it that the memory holds without a shorter context; where one row
+    has a shorter context too, for the most that have none still shorter. It may be a refusal. `weights` and `kv_most`
+    are as for `plan_memory`; `cached`: there is to be a prompt cache."""
     copies = _most_copied(config) if cached and footprint.kv.windowed else 0
-    count = rows.most
+    count, plans = rows.most, list[MemoryPlan]()
     while True:
         settings = attrs.evolve(MemorySettings.of(config, rows=count, dtype=dtype), copies=copies)
-        plan = plan_memory(footprint, settings, memory, weights=weights, kv_most=kv_most)
-        short = plan.context is None or plan.context.lowered is not None
+        plans.append(plan_memory(footprint, settings, memory, weights=weights, kv_most=kv_most))
+        context = plans[-1].context
+        short = context is None or context.lowered is not None
         if not (short and rows.fewer and count > 1):
-            return plan
+            break
         count //= 2
+    least = 0 if context is None else context.positions
+    as_long = (plan for plan in plans if plan.context is not None and plan.context.positions >= least)
+    return next(as_long, plans[-1])
 
 
 def _most_copied(config: EngineConfig) -> int:

@@ -38,6 +38,7 @@ from mlxcel_jax_cuda.device import (
 )
 from mlxcel_jax_cuda.drawing import Asked, Found, LastDrawn, draw
 from mlxcel_jax_cuda.executables import Executables
+from mlxcel_jax_cuda.first_run import await_end
 from mlxcel_jax_cuda.forward import at_once, forward, forward_and_draw
 from mlxcel_jax_cuda.fused_decode import fused_block
 from mlxcel_jax_cuda.launch import Launch, Launching, Shape, Widths
@@ -186,16 +187,26 @@ class JaxBackend:
             for each in closed:
                 for asked in each.whole:
                     self._forward_and_draw(each.launch, asked)
+                    self._await_end(each.launch.shape.words)
                 for run in each.runs:
                     self._forward_and_draw_run(run)
+                    self._await_end(run.words)
                 if each.alone:
                     logits, _ = self._forward(each.launch)
+                    self._await_end(each.launch.shape.words)
                 for asked in each.draws:
                     running.last, _ = running.call(draw, running.for_draw(asked, logits))
+            self._await_end("draws")
             if running.layout.paged:
                 self._copy_pages(running.no_copies)
             running.kv = running.call(storage.clear_spoilt, running.for_clearing(*running.nobody))
             jax.block_until_ready((running.kv, running.last))  # type: ignore[no-untyped-call]
+
+    def _await_end(self, program: str) -> None:
+        """Of a first run, on a GPU. DeviceHangs where it does not end."""
+        if self._numerics.platform != "cpu":
+            running = self._started()
+            await_end(program, (*running.kv, *running.last))
 
     def _listed(self, running: Running, closed: Iterable[Programs]) -> Iterator[Program]:
         """Every program with what it will be called with, or with what only looks like it."""

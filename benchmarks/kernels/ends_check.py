@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import jax
@@ -34,8 +34,7 @@ PAGE_SIZE, VOCAB = 64, 4096
 Parts = dict[str, Any]
 
 
-@attrs.frozen(eq=False)
-class Inputs:
+class Inputs(NamedTuple):
     """Of `count` tokens: what every launch of a layer is given."""
 
     carried: Carried
@@ -107,9 +106,6 @@ def launches(block: StandardBlock, steps: Any, pages: int) -> dict[str, Callable
 def check(name: str, tokens: int, widths: list[int], few: int) -> Iterator[bool]:
     block = attrs.evolve(BLOCKS[name], layers=1, vocab_size=VOCAB)
     weights, given, pages = random_weights(block), inputs(block, tokens), -(-tokens // PAGE_SIZE)
-    jax.tree_util.register_pytree_node(
-        Inputs, lambda one: (attrs.astuple(one, recurse=False), None), lambda _, parts: Inputs(*parts)
-    )
     by = {few: launches(block, HopperSteps(SMS), pages)}
     by |= {width: launches(block, TiledSteps(SMS), pages) for width in widths}
     programs = [(width, launch) for launch in by[few] for width in (few, *widths)]

@@ -1,8 +1,8 @@
 """The persistent decode step on the GPU: first contact, errors, bits, times, and where the time goes.
 
-    python persistent_check.py [SECTION ...]     # tiny bits-llama bits-qwen time-llama time-qwen timeline-llama
-                                                 # timeline-qwen parts-… windows-…; the first five unless named.
-                                                 # tiny-32, bits-llama-32, time-qwen-16: of so many rows, not of 8
+    python persistent_check.py [SECTION ...]     # tiny empty-qwen0.6 bits-llama bits-qwen time-llama time-qwen
+                                                 # timeline-llama timeline-qwen parts-… windows-…; the first six unless
+                                                 # named. tiny-32, bits-llama-32, time-qwen-16: of so many rows, not 8
 
 A kernel whose blocks wait for one another can hang, and a hang leaves no traceback: each section is a process of its
 own, which is ended after its time. Writes a JSON record to $OUT, if it is set, after every section. mlxcel_jax_cuda
@@ -34,7 +34,7 @@ from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
 
 SECTION_SECONDS = 140
-FIRST = ("tiny", "bits-llama", "bits-qwen", "time-llama", "time-qwen")
+FIRST = ("tiny", "empty-qwen0.6", "bits-llama", "bits-qwen", "time-llama", "time-qwen")
 KERNEL_ERROR = 1e-2
 """Relative, of norms: sums in another order, and values that round to bf16 the other way, through two layers."""
 PAGE_SIZE = 128
@@ -49,6 +49,7 @@ def shape(name: str, **changes: Any) -> Step:
         "pieces": (2, 1024, 1024, 16, 4, 64, 6144),  # of gate_up, down and the head, of 32 rows
         "llama": (16, 128256, 2048, 32, 8, 64, 8192),
         "qwen": (28, 151936, 2048, 16, 8, 128, 6144),
+        "qwen0.6": (28, 151936, 1024, 16, 8, 128, 3072),  # blocks that add no parts of anything
     }
     layers, V, D, H, K, d, ffn = sizes[name]
     layers, V = changes.pop("layers", layers), changes.pop("V", V)
@@ -119,7 +120,7 @@ class Batch:
         tokens = tokens_of(embedded, stacked.gains[0], (jnp.cos(angles), jnp.sin(angles)), page, place)
         balanced = len(lengths) > FEW and max(lengths) <= 2 * min(lengths)  # as `step_begin` has it, about
         schedule = make_schedule(
-            tables, seq_lens, num_pages=step.pages, page_size=step.page_size, kv_heads=step.kv_heads,
+            tables, seq_lens.at[0].max(1), num_pages=step.pages, page_size=step.page_size, kv_heads=step.kv_heads,
             most_items=len(lengths) if balanced else None,
         )  # fmt: skip
         return cls(tokens, pool[0], pool[1], tables, seq_lens, schedule)
@@ -203,6 +204,24 @@ def compare(name: str, lengths: list[int], **changes: Any) -> dict[str, Any]:
     )
     print(name, lengths, changes, json.dumps(found), flush=True)
     return found
+
+
+def empty(name: str, N: int) -> dict[str, Any]:
+    """Of padding alone, as programs first run: does it end, and does each wait. Then so again without a watch."""
+    step, found = shape(name, pages=1, rows=N), dict[str, Any]()
+    stacked, pool = model(step), pools(step)
+    batch = Batch.of(step, stacked, jnp.ones((N, step.hidden)), [0] * N, np.zeros((N, 1)), pool)
+    for watched in (True, False):
+        step = attrs.evolve(step, watched=watched)
+        for _ in range(5):
+            made = ended(step, run(step, stacked, batch))
+            gave_up = [] if made.places is None else np.flatnonzero(np.asarray(made.places)[1]).tolist()
+            found["blocks that gave a wait up"] = gave_up
+            if gave_up:
+                print("gave up at", np.asarray(made.places).tolist(), flush=True)
+                return found | {"good": False}
+    same = bool((made.keys == pool[0]).all() & (made.values == pool[1]).all())
+    return found | {"good": same and bool(jnp.isfinite(made.logits[0]).all())}
 
 
 def chained(step: Step, stacked: Stacked, batch: Batch) -> Any:
@@ -335,6 +354,10 @@ def section(name: str) -> dict[str, Any]:
         lengths = [9, 257, 900, 0, 256, 0, 129, 1] * (N // FEW)
         of = "tiny" if N == FEW else "pieces"
         return {"bias, several units a block": compare(of, lengths, bias=True, page_size=64, sms=5, watched=True)}
+    if kind == "empty":
+        found = empty(which, N)
+        print(name, json.dumps(found), flush=True)
+        return found
     if kind == "bits":
         lengths = [1, 300, 2000, 129, 256, 255, 5000, 40] * (N // FEW)
         return {"two layers": compare(which, lengths, layers=2, V=8192)}

@@ -88,7 +88,8 @@ def decode_step(
 ) -> Made:
     """One token of each of up to N rows through every layer. keys and values [L * pages, K, page_size, d] bf16: donate
     them, and they are written in place. The schedule is `make_schedule`'s for the N rows and the pages of one layer;
-    or, where its tables are a part of an int32 array, they are `at` a place of it."""
+    or, where its tables are a part of an int32 array, they are `at` a place of it. The first row has an item in it even
+    if it is padding: blocks that nobody's tokens hold back run ahead, and forget words that others still wait for."""
     _check(step, stacked, tokens, keys, values)
     N, D, d, L = step.rows, step.hidden, step.head_dim, step.layers
     times = [jnp.zeros((L, len(EVENTS), step.sms, 2), jnp.int32)] if step.timed else []
@@ -146,7 +147,7 @@ def decode_step(
             begin_together.wait()
 
             exchange = Exchange(patient, watch if step.watched else None)
-            used = jnp.int32(0)
+            used = jnp.int32(1)  # the first row goes through all of the step, or a launch of padding had no order
             for column in range(N):
                 used = jnp.where(page_g[column] >= 0, column + 1, used)
             products = Products(step, block, ring, exchange, watch, used, x_s, parts_g)

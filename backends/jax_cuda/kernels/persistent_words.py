@@ -6,7 +6,9 @@ for the writer and one back for the reader; a counter takes a fence, an addition
 
 Every exchange has two places, for even and for odd layers. Who writes one forgets the other: it then holds words of the
 layer before, which everybody has read, since what is being written depends on it. The same thread writes a word and
-forgets it, so the two cannot change places; and between forgetting and the next look lies a whole layer.
+forgets it, so the two cannot change places; and between forgetting and the next look lies a whole layer. All of that
+holds as long as the tokens of one row go through every phase: so the first row is taken as real even if it is padding.
+Without any, a block that adds no parts waits for nobody, and forgets what is still to be read.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def begin_step(
         block = lax.axis_index("block")
 
         def table(row: Any, number: Any) -> Any:
-            return buffer_g[at.tables.place(row, number)]
+            return jnp.maximum(buffer_g[at.tables.place(row, number)], 0)
 
         @pl.when(block < embedding)
         def _tokens() -> None:
@@ -199,6 +199,7 @@ def begin_step(
             _embed(ids, part, first, embed_g, gains_g, packed, x_g, scaled_g, squares_g, *scratch)
 
         lengths = [buffer_g[at.seq_lens + row] for row in range(N)]
+        lengths[0] = jnp.maximum(lengths[0], 1)  # of padding too: `decode_step` wants an item of it
         own, rows = item_fields(jnp.minimum(block, items - 1), lengths, table, pages, P, sms)
 
         @pl.when(block < items)
