@@ -1,4 +1,4 @@
-"""A decode of up to 32 rows as one kernel: what goes into it and comes out, with its formulas in the kernel's place."""
+"""A decode of up to 32 rows as one kernel, of 64 as two: what goes in and comes out, with formulas in its place."""
 
 import attrs
 import jax
@@ -31,11 +31,13 @@ TOLERANCE = 1e-2
 """Relative, of norms: the same formulas in two programs, which round to bf16 at the same places from sums in another
 order; two layers carry that on."""
 
-PAGE_SIZE, PAGES, SLOTS = 64, 41, 35
+PAGE_SIZE, PAGES, SLOTS = 64, 41, 67
 LENGTHS = (1, 130, 64, 0, 65, 128, 0, 7)
 """Positions of each of eight rows with this token; 0 for padding."""
 
 MANY = (*LENGTHS, *[2, 0, 66, 1, 64, 63, 9, 0] * 3)
+
+MOST = (*MANY, *[0, 0, 63, 0] * 4, *[64, 0, 0, 1] * 2, *[0] * 8)
 
 
 def model_of(name, numerics, **changes):
@@ -91,6 +93,7 @@ def launch_of(model, draws, lengths):
     fields.token_ids[1:3] = CARRY
     fields.positions[:, 0], fields.seq_lens[:] = np.array(lengths) - 1, lengths
     fields.slots[:], fields.page_tables[:] = draws.permutation(SLOTS)[:count], tables
+    fields.logits_rows[:] = range(count)
     return shape, buffer
 
 
@@ -129,7 +132,9 @@ QUICK = ("llama, untied", "qwen2", "qwen3")
     [
         *[(n, LENGTHS) if n in QUICK else pytest.param(n, LENGTHS, marks=pytest.mark.slow) for n in MODELS],
         ("llama", MANY),
+        ("llama", MOST),
         pytest.param("qwen3", MANY[:16], marks=pytest.mark.slow),
+        pytest.param("qwen3", MOST, marks=pytest.mark.slow),
     ],
     ids=lambda given: given if isinstance(given, str) else f"{len(given)} rows",
 )
@@ -165,8 +170,9 @@ def test_the_form_of_a_decode_is_said():
     assert persistent_step(whole, eight) is not None
     assert persistent_step(whole, attrs.evolve(eight, rows=32, logits=32)).rows == 32
     assert persistent_step(whole, attrs.evolve(eight, rows=40, logits=40)) is None
+    assert persistent_step(whole, attrs.evolve(eight, rows=64, logits=64)).rows == 32
     assert persistent_step(whole, attrs.evolve(eight, rows=1, width=8)) is None
-    assert "up to 32 rows by one kernel on 132 multiprocessors" in form(whole)
+    assert "up to 32 rows by one kernel on 132 multiprocessors, up to 64 by it twice" in form(whole)
     assert persistent_step(model_of("llama", FORMULAS), eight) is None
     assert "formulas" in form(model_of("llama", FORMULAS))
     other = model_of("llama", HOPPER, page_size=32)

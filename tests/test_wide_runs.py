@@ -2,6 +2,7 @@
 which launches run together."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import attrs
 import numpy as np
@@ -157,14 +158,21 @@ def test_widths_say_how_many_steps_run_together(engine_of):
     assert attrs.evolve(varied, decode_runs=()).run_steps(1) == 1
 
 
+def of_kernels(rows):
+    """`persistent_step` of launches whose kernel takes so many rows."""
+    return lambda model, shape: SimpleNamespace(rows=rows[shape]) if shape in rows else None
+
+
 def test_steps_of_one_kernel_run_in_fours_and_others_in_twos(engine_of, monkeypatch):
     """Where the weights are read in less than 2 ms, and no layer has room for one step too many alone."""
     _, model, shapes = model_and_shapes(engine_of)
     one_kernel = shapes[0]
-    monkeypatch.setattr(runs_together, "persistent_step", lambda model, shape: shape == one_kernel or None)
+    monkeypatch.setattr(runs_together, "persistent_step", of_kernels({one_kernel: 8}))
     assert [shape.rows for shape in shapes] == [8, 32, 128, 256]
     assert [steps_of(model, shape, 10**9) for shape in shapes] == [4, 2, 2, 1]
     assert [steps_of(model, shape, 10**10) for shape in shapes] == [1, 1, 1, 1]
+    monkeypatch.setattr(runs_together, "persistent_step", of_kernels({one_kernel: 8, shapes[1]: 16}))
+    assert [steps_of(model, shape, 10**9) for shape in shapes] == [4, 2, 2, 1]
     monkeypatch.setattr(runs_together, "persistent_step", lambda model, shape: None)
     assert [steps_of(model, shape, 10**9) for shape in shapes] == [2, 2, 2, 1]
     watched = attrs.evolve(model, numerics=attrs.evolve(model.numerics, watched=True))
@@ -176,7 +184,7 @@ def test_the_closed_set_has_few_runs_of_many_rows(engine_of, monkeypatch):
     make. What `submit_run` takes is what was listed."""
     running, model, shapes = model_and_shapes(engine_of)
     sampler, one_kernel = running.sampler, shapes[0]
-    monkeypatch.setattr(runs_together, "persistent_step", lambda model, shape: shape == one_kernel or None)
+    monkeypatch.setattr(runs_together, "persistent_step", of_kernels({one_kernel: 8}))
     runs = runs_of(model, sampler, shapes, lambda shape: steps_of(model, shape, 10**9))
     listed = programs(model, sampler, running.launching, runs)
     assert [[run.steps for run in each.runs] for each in listed[:4]] == [[4, 4, 4], [2, 2], [2, 2], []]

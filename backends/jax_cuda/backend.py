@@ -45,7 +45,7 @@ from mlxcel_jax_cuda.launch import Launch, Launching, Shape, Widths
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import TILE, Numerics
 from mlxcel_jax_cuda.packed_forms import packed_forms
-from mlxcel_jax_cuda.persistent_decode import form
+from mlxcel_jax_cuda.persistent_decode import TWICE, form, halves
 from mlxcel_jax_cuda.program_store import ProgramStore
 from mlxcel_jax_cuda.programs import Programs, programs
 from mlxcel_jax_cuda.results import Drawn, Submitted
@@ -142,7 +142,10 @@ class JaxBackend:
         model = Model(loaded.family, loaded.config, loaded.weights.index, layout, self._numerics, block)
         log.info("decode %s", form(model))
         widths = Widths.of(
-            slots=layout.slots, chunk=min(layout.chunk, ceil_block(layout.context)), rows=ROWS, tokens=TOKENS
+            slots=layout.slots,
+            chunk=min(layout.chunk, ceil_block(layout.context)),
+            rows=sorted({*ROWS, TWICE}) if halves(model) else ROWS,
+            tokens=TOKENS,
         )
         if self._numerics.level == "R1":
             widths = Widths((R1_ROWS,), (R1_TOKENS,))

@@ -1,6 +1,9 @@
-"""A decode step of up to 32 rows as one kernel: which models have it, and what goes before it."""
+"""A decode step of up to 32 rows as one kernel, or of 64 as two: which models have it, and what goes before it."""
 
 from __future__ import annotations
+
+import math
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +15,19 @@ from mlxcel.core.plan import CARRY
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
 from mlxcel_jax_cuda.kernels.persistent_shape import ROWS, Step
 from mlxcel_jax_cuda.kernels.persistent_step import Stacked, Tokens, decode_step
+from mlxcel_jax_cuda.kernels.sizes import TILE
 from mlxcel_jax_cuda.kernels.step_begin import Buffer, Pages, begin_step
 from mlxcel_jax_cuda.launch import Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.standard_block import turns
 from mlxcel_jax_cuda.standard_hopper import embedding, packed
 from mlxcel_jax_cuda.standard_steps import Pools
+
+TWICE: Final = 64
+"""Rows of a launch that is the kernel of half as many, twice: of a small model it takes less than launches of 128."""
+
+TWICE_BYTES: Final = 6 * 10**9
+"""Weights that may be read twice. Of larger ones that alone takes what launches for each layer take."""
 
 
 def step_of(block: StandardBlock, layout: KVLayout, rows: int, sms: int) -> Step:
@@ -44,19 +54,34 @@ def form(model: Model) -> str:
             most = rows
     if not most:
         return f"by launches for each layer{reason}"
+    two = f", up to {TWICE} by it twice" if halves(model) else ""
     where = f"on {model.numerics.hopper} multiprocessors"
-    return f"up to {most} rows by one kernel {where}, more by launches for each layer{reason}"
+    return f"up to {most} rows by one kernel {where}{two}, more by launches for each layer{reason}"
+
+
+def halves(model: Model) -> bool:
+    """Whether a launch of `TWICE` rows is one for this model."""
+    shape = Shape(rows=TWICE, width=1, logits=TWICE, pages=1)
+    return persistent_step(model, shape) is not None
 
 
 def persistent_step(model: Model, shape: Shape) -> Step | None:
-    """The step of a launch, None where it is none."""
-    fits = shape.width == 1 and shape.rows in ROWS and not model.numerics.watched
+    """The step of a launch, or of each half of one of `TWICE` rows; None where it is none."""
+    rows = shape.rows // 2 if shape.rows == TWICE else shape.rows
+    fits = shape.width == 1 and rows in ROWS and not model.numerics.watched
     if model.block is None or not fits or not model.numerics.hopper:
         return None
+    if shape.rows == TWICE and _weight_bytes(model.block) > TWICE_BYTES:
+        return None
     try:
-        return step_of(model.block, model.layout, shape.rows, model.numerics.hopper)
+        return step_of(model.block, model.layout, rows, model.numerics.hopper)
     except ValueError:
         return None
+
+
+def _weight_bytes(block: StandardBlock) -> int:
+    shapes = Shapes.of(block)
+    return 2 * (block.layers * shapes.layer_rows * TILE + math.prod(shapes.unembed.packed_shape))
 
 
 def decode_at_once(
@@ -68,29 +93,34 @@ def decode_at_once(
     last_tokens: jax.Array,
     buffer: jax.Array,
 ) -> tuple[Pools, jax.Array]:
-    """The KV with one more token of each of N rows, and logits float32 [N, V]. last_tokens and buffer as a launch has
-    them."""
-    shapes = Shapes.of(block)
-    at = places_of(shape)
-    begun, planned = begin_step(
-        buffer,
-        last_tokens,
-        embedding(weights),
-        weights.gains,
-        packed=packed(shapes, weights),
-        at=at,
-        pages=Pages(step.pages, step.page_size, step.kv_heads),
-        sms=step.sms,
-    )
+    """The KV with one more token of each of N rows, and logits float32 [N, V]: by one step, or by as many as it takes,
+    one behind the other. last_tokens and buffer as a launch has them."""
+    shapes, logits = Shapes.of(block), []
     cos, sin = turns(block, jnp.maximum(shape.cut(buffer).positions[:, 0], 0))
     stacked = Stacked(weights.tiles, weights.head, weights.gains, weights.bias, weights.head_gains)
-    tokens = Tokens(begun.x, begun.scaled, begun.squares, cos, sin, planned.page, planned.place)
-    made = decode_step(step, stacked, tokens, *pools, planned.schedule, at.tables)
-    return (made.keys, made.values), made.logits
+    for first in range(0, shape.rows, step.rows):
+        at = places_of(shape, first, step.rows)
+        begun, planned = begin_step(
+            buffer,
+            last_tokens,
+            embedding(weights),
+            weights.gains,
+            packed=packed(shapes, weights),
+            at=at,
+            pages=Pages(step.pages, step.page_size, step.kv_heads),
+            sms=step.sms,
+        )
+        own = slice(first, first + step.rows)
+        turned = cos[:, own], sin[:, own]
+        tokens = Tokens(begun.x, begun.scaled, begun.squares, *turned, planned.page, planned.place)
+        made = decode_step(step, stacked, tokens, *pools, planned.schedule, at.tables)
+        pools = made.keys, made.values
+        logits.append(made.logits)
+    return pools, logits[0] if len(logits) == 1 else jnp.concatenate(logits)
 
 
-def places_of(shape: Shape) -> Buffer:
-    """Where the parts of a launch's buffer begin."""
-    first = Fields(*(int(part.flat[0]) for part in shape.cut(np.arange(shape.size))))
-    at = {name: getattr(first, name) for name in ("token_ids", "positions", "seq_lens", "slots", "page_tables")}
-    return Buffer(rows=shape.rows, **at, pages=shape.pages, carry=CARRY)
+def places_of(shape: Shape, first: int, rows: int) -> Buffer:
+    """Where the parts of a launch's buffer begin, of so many of its rows from the `first` on."""
+    begins = Fields(*(int(part[first].flat[0]) for part in shape.cut(np.arange(shape.size))))
+    at = {name: getattr(begins, name) for name in ("token_ids", "positions", "seq_lens", "slots", "page_tables")}
+    return Buffer(rows=rows, **at, pages=shape.pages, carry=CARRY)

@@ -23,7 +23,7 @@ STEPS: Final = 4
 as many would gain another eighth, and who joins would wait for 11 ms instead of 6."""
 
 LAUNCHED: Final = 2
-"""Steps by launches for each layer, of one to three milliseconds: the fewest that are a run."""
+"""Steps by two kernels, or by launches for each layer, of two to three milliseconds: the fewest that are a run."""
 
 MOST_ROWS: Final = 128
 """A step of more takes some 5 ms, of which nobody should wait for four."""
@@ -71,7 +71,8 @@ def steps_of(model: Model, shape: Shape, weight_bytes: int) -> int:
     spec = model.layout.spec
     if spec.windowed or spec.recurrent or weight_bytes > FAST_BYTES or not can_run(model, shape):
         return 1
-    return LAUNCHED if persistent_step(model, shape) is None else STEPS
+    step = persistent_step(model, shape)
+    return STEPS if step is not None and step.rows == shape.rows else LAUNCHED
 
 
 def can_run(model: Model, shape: Shape) -> bool:
