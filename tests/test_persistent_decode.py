@@ -24,7 +24,7 @@ from mlxcel_jax_cuda.kernels.step_begin import Begun, Buffer, Pages, Planned, be
 from mlxcel_jax_cuda.launch import Fields, Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.numerics import Numerics
-from mlxcel_jax_cuda.persistent_decode import form, persistent_step
+from mlxcel_jax_cuda.persistent_decode import form, halves, persistent_step
 from mlxcel_jax_cuda.standard_steps import begin
 
 TOLERANCE = 1e-2
@@ -164,7 +164,7 @@ def test_a_step_as_one_kernel_gives_what_its_launches_give(name, lengths, monkey
     assert all(set(np.flatnonzero(layer)) == newest for layer in changed)
 
 
-def test_the_form_of_a_decode_is_said():
+def test_the_form_of_a_decode_is_said(monkeypatch):
     """Other widths of a launch, other devices, what the kernel cannot do, and layers that somebody looks at."""
     whole, eight = model_of("llama", HOPPER), Shape(rows=8, width=1, logits=8, pages=4)
     assert persistent_step(whole, eight) is not None
@@ -173,6 +173,10 @@ def test_the_form_of_a_decode_is_said():
     assert persistent_step(whole, attrs.evolve(eight, rows=64, logits=64)).rows == 32
     assert persistent_step(whole, attrs.evolve(eight, rows=1, width=8)) is None
     assert "up to 32 rows by one kernel on 132 multiprocessors, up to 64 by it twice" in form(whole)
+    with monkeypatch.context() as small:
+        small.setattr(persistent_decode, "TWICE_BYTES", 10**5)
+        assert not halves(whole)
+        assert "up to 64" not in form(whole)
     assert persistent_step(model_of("llama", FORMULAS), eight) is None
     assert "formulas" in form(model_of("llama", FORMULAS))
     other = model_of("llama", HOPPER, page_size=32)
