@@ -44,7 +44,8 @@ def test_no_stage_sorts_the_vocabulary(name):
 
 def test_no_step_of_all_stages_sorts_the_vocabulary():
     """Every feature there is, side by side."""
-    packed, found = traced_primitives([params(**row) for row in FEATURE_SETS.values()])
+    rows = [*FEATURE_SETS.values(), {"ignore_eos": True}]
+    packed, found = traced_primitives([params(**row) for row in rows])
     assert set(FEATURES) <= set(packed.stages)
     assert not {name for name in found if "sort" in name or "top_k" in name}
 
@@ -76,6 +77,7 @@ def random_rows(rng):
             "dry_penalty_last_n": int(rng.choice([-1, 5, 64])),
             "logit_bias": [[int(token), between(-5, 5)] for token in rng.integers(0, 300, rng.integers(1, 8))],
             "min_tokens": int(rng.integers(1, 9)),
+            "ignore_eos": True,
         }
 
     def seeded(**more):
