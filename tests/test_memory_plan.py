@@ -42,9 +42,6 @@ def host(free: int) -> Memory:
     return Memory.of_host(2 * free, free)
 
 
-# --- sizes ---------------------------------------------------------------------------------------------------------
-
-
 def test_smollm2_by_hand() -> None:
     model = footprint(SMOLLM2)
     layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576
@@ -245,8 +242,8 @@ def test_only_a_prompt_cache_copies_rings(
 @pytest.mark.parametrize(("storage", "rows"), [("auto", 32), ("paged", 32), ("dense", 1)])
 def test_c12_rows_that_share_a_pool_stay_where_not_even_one_has_its_whole_context(storage: str, rows: int) -> None:
     """Fewer would not have a longer one, and one row leaves the prompt cache no page. Dense rows would."""
-    own = EngineConfig.resolve({"kv_cache_budget": 1280 * 46_080, "kv_storage": storage}, environ={})
-    plan = plan_rows(footprint(SMOLLM2), own, Rows(32, fewer=True), host(GIB), dtype="float32")
+    asked = EngineConfig.resolve({"kv_cache_budget": 1280 * 46_080, "kv_storage": storage}, environ={})
+    plan = plan_rows(footprint(SMOLLM2), asked, Rows(32, fewer=True), host(GIB), dtype="float32")
     assert (plan.settings.rows, plan.admitted().positions) == (rows, 1280)
 
 

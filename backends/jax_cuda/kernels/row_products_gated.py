@@ -21,6 +21,7 @@ from jaxlib.mlir.dialects import arith as _arith
 
 from mlxcel_jax_cuda.kernels.mosaic import TILED, WGMMA, across, launch, plgpu, shaped, tiling
 from mlxcel_jax_cuda.kernels.persistent_ptx import integer, shared_address, store_matrices, this_thread, word_of
+from mlxcel_jax_cuda.kernels.row_products_order import banded
 from mlxcel_jax_cuda.kernels.row_products_parts import sums_of_parts
 from mlxcel_jax_cuda.kernels.row_products_scales import Scales, scale_or_squares
 from mlxcel_jax_cuda.kernels.row_products_tiled import COLUMNS, MOST_SPLIT_COLUMNS, band_of
@@ -92,11 +93,7 @@ def gated(
         mine = lax.div(items - block + sms - 1, jnp.int32(sms))
 
         def place(n: Any) -> tuple[Any, Any]:
-            """As in `tiled`."""
-            item = block + n * sms
-            within = lax.rem(item, jnp.int32(pairs * band))
-            token = lax.div(item, jnp.int32(pairs * band)) * band + lax.rem(within, jnp.int32(band))
-            return lax.div(within, jnp.int32(band)), token
+            return banded(block + n * sms, pairs, band)
 
         @pl.when(thread == 2)
         def _memory_warpgroup() -> None:

@@ -24,6 +24,7 @@ from mlxcel_jax_cuda.kernels.mosaic import (
     store_tokens,
 )
 from mlxcel_jax_cuda.kernels.row_products_ends import End
+from mlxcel_jax_cuda.kernels.row_products_order import banded
 from mlxcel_jax_cuda.kernels.row_products_parts import Sums, sums_of_parts
 from mlxcel_jax_cuda.kernels.row_products_scales import Scales, scale_or_squares
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
@@ -104,11 +105,8 @@ def tiled(
         mine = lax.div(items - block + sms - 1, jnp.int32(sms))
 
         def place(n: Any) -> tuple[Any, Any]:
-            """Token tiles of a band vary fastest: one wave of blocks reads few rows of the weight and few tokens."""
-            item = block + n * sms
-            within = lax.rem(item, jnp.int32(pairs * band))
-            token = lax.div(item, jnp.int32(pairs * band)) * band + lax.rem(within, jnp.int32(band))
-            return lax.div(within, jnp.int32(band)), token * columns
+            pair, token = banded(block + n * sms, pairs, band)
+            return pair, token * columns
 
         @pl.when(thread == 2)
         def _memory_warpgroup() -> None:
