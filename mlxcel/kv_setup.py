@@ -54,6 +54,10 @@ def page_size(config: EngineConfig, caps: BackendCaps) -> int:
     return config.page_size
 
 
+SHORTER: Final = 16
+"""One part in so many of a context is nothing to give up all other rows for: the workspace of a row takes less."""
+
+
 def plan_rows(
     footprint: Footprint,
     config: EngineConfig,
@@ -66,7 +70,7 @@ def plan_rows(
     cached: bool = False,
 ) -> MemoryPlan:
     """The plan for `rows.most`, or for the most below it that the memory holds without a shorter context; where one row
-    has a shorter context too, for the most that have none still shorter. It may be a refusal. `weights` and `kv_most`
+    has a shorter context too, for the most that have about as long a one. It may be a refusal. `weights` and `kv_most`
     are as for `plan_memory`; `cached`: there is to be a prompt cache."""
     copies = _most_copied(config) if cached and footprint.kv.windowed else 0
     count, plans = rows.most, list[MemoryPlan]()
@@ -78,7 +82,7 @@ def plan_rows(
         if not (short and rows.fewer and count > 1):
             break
         count //= 2
-    least = 0 if context is None else context.positions
+    least = 0 if context is None else context.positions * (SHORTER - 1) // SHORTER
     as_long = (plan for plan in plans if plan.context is not None and plan.context.positions >= least)
     return next(as_long, plans[-1])
 

@@ -1,6 +1,7 @@
 """A program whose first run does not end is an error that says so; a benchmark says where it stands meanwhile."""
 
 import importlib
+import os
 import subprocess
 import sys
 import time
@@ -44,11 +45,26 @@ def test_what_comes_later_is_waited_for():
 
 def test_what_never_comes_ends_the_process_with_an_error():
     ran = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, cwd=ROOT)
-    assert ran.returncode == 1
+    assert ran.returncode == 3
     assert ran.stdout == "begun\n"
     assert (
         "DeviceHangs: inference backend error: program 'decode, rows=8' runs for 0.05 s and does not end" in ran.stderr
     )
+
+
+def test_a_pipe_that_nobody_reads_does_not_keep_the_process():
+    """What is written waits for the end in a buffer, and cannot be put there."""
+    program = HANGS.replace('print("begun")', 'sys.stdin.read(); print("begun")')
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    ran = subprocess.Popen([sys.executable, "-c", program], **pipes, cwd=ROOT, env=buffered)
+    try:
+        for pipe in (ran.stdout, ran.stderr, ran.stdin):  # it goes on behind the last
+            pipe.close()
+        assert ran.wait(60) == 3
+    finally:
+        ran.kill()
+        ran.wait()
 
 
 @pytest.fixture

@@ -239,14 +239,6 @@ def test_only_a_prompt_cache_copies_rings(
     assert plan.settings.copies == copies
 
 
-@pytest.mark.parametrize(("storage", "rows"), [("auto", 32), ("paged", 32), ("dense", 1)])
-def test_c12_rows_that_share_a_pool_stay_where_not_even_one_has_its_whole_context(storage: str, rows: int) -> None:
-    """Fewer would not have a longer one, and one row leaves the prompt cache no page. Dense rows would."""
-    asked = EngineConfig.resolve({"kv_cache_budget": 1280 * 46_080, "kv_storage": storage}, environ={})
-    plan = plan_rows(footprint(SMOLLM2), asked, Rows(32, fewer=True), host(GIB), dtype="float32")
-    assert (plan.settings.rows, plan.admitted().positions) == (rows, 1280)
-
-
 def test_v18_a_budget_that_was_not_to_be_had_is_bounded() -> None:
     """Both numbers are told, and the context is lowered for it as for any budget."""
     memory = Memory.of_device(16 * GIB, 16 * GIB)

@@ -19,7 +19,7 @@ from mlxcel_jax_cuda.fingerprint import NotPlain, class_name
 _BOOL: Final = np.dtype(np.bool_).str
 
 _FEW: Final = 8
-"""Numbers of a row in one array that is no list yet: the ends that it ignores."""
+"""Numbers of a row in one array that is no list yet: the ends that it ignores, of which the chain has as many."""
 
 
 @attrs.frozen(cache_hash=True)

@@ -1,4 +1,4 @@
-"""The first run of a program on a GPU: one that does not end is an error, and no start that stands still.
+"""The first run of a program on a GPU, in a warm-up: one that does not end is an error, and no start stands still.
 
 Blocks of a kernel that wait for one another can wait without an end, and XLA waits with them, in a call that nothing
 interrupts. Nor does the runtime's own clean-up end then, when the process does.
@@ -7,6 +7,7 @@ interrupts. Nor does the runtime's own clean-up end then, when the process does.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import time
@@ -46,6 +47,9 @@ def await_end(program: str, arrays: Iterable[Any], seconds: float = SECONDS) -> 
 
 def _leave() -> None:
     """The last to be registered is the first to be called."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(1)
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # of a pipe that nobody reads, or of a stream that is not there
+                stream.flush()
+    finally:
+        os._exit(DeviceHangs.exit_code)

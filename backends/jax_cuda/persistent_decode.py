@@ -27,7 +27,8 @@ TWICE: Final = 64
 """Rows of a launch that is the kernel of half as many, twice: of a small model it takes less than launches of 128."""
 
 TWICE_BYTES: Final = 6 * 10**9
-"""Weights that may be read twice. Of larger ones that alone takes what launches for each layer take."""
+"""Of weights that a step reads, which are not all (an embedding apart from the head is not): what may be read twice. Of
+larger ones that alone takes what launches for each layer take."""
 
 
 def step_of(block: StandardBlock, layout: KVLayout, rows: int, sms: int) -> Step:

@@ -26,7 +26,7 @@ LAUNCHED: Final = 2
 """Steps by two kernels, or by launches for each layer, of two to three milliseconds: the fewest that are a run."""
 
 MOST_ROWS: Final = 128
-"""A step of more takes some 5 ms, of which nobody should wait for four."""
+"""A step of more takes some 5 ms: who joins would wait for 20."""
 
 CHEAPEST: Final = 2
 """Draws behind steps by launches. Each is a program whose kernels take two seconds to lower, so these are those that

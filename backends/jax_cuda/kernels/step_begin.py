@@ -88,11 +88,13 @@ def item_fields(
     item: Any, lengths: list[Any], table: Callable[[Any, Any], Any], pages: Pages, row_pages: int, sms: int = SMS
 ) -> Any:
     """([fields of an item], [(first item, items) of each row]) of the schedule that `make_schedule` makes, in scalars;
-    of many rows with one item a row where `_whole` says so.
+    of many rows with one item a row where `_whole` says so. The first row has an item even if it is padding, as
+    `decode_step` wants it.
 
     lengths: of the rows; table(row, n): the n-th page of a row.
     """
     rows, int32 = len(lengths), jnp.int32
+    lengths = [jnp.maximum(lengths[0], 1), *lengths[1:]]
     items = pages.items(rows, row_pages)
     blocks = [lax.div(length + (BLOCK - 1), int32(BLOCK)) for length in lengths]
     share = blocks
@@ -199,7 +201,6 @@ def begin_step(
             _embed(ids, part, first, embed_g, gains_g, packed, x_g, scaled_g, squares_g, *scratch)
 
         lengths = [buffer_g[at.seq_lens + row] for row in range(N)]
-        lengths[0] = jnp.maximum(lengths[0], 1)  # of padding too: `decode_step` wants an item of it
         own, rows = item_fields(jnp.minimum(block, items - 1), lengths, table, pages, P, sms)
 
         @pl.when(block < items)
