@@ -11,6 +11,7 @@ from mlxcel.core.family import StandardBlock
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
 from mlxcel_jax_cuda.kernels.layers import layer_operand
 from mlxcel_jax_cuda.kernels.row_products import columns_for
+from mlxcel_jax_cuda.kernels.row_products_apart import apart, worth_it
 from mlxcel_jax_cuda.kernels.row_products_ends import End, Residual
 from mlxcel_jax_cuda.kernels.row_products_gated import gated
 from mlxcel_jax_cuda.kernels.row_products_stream import COLUMNS as FEW
@@ -97,7 +98,8 @@ class TiledSteps:
     ) -> tuple[jax.Array, ...]:
         weight, number = shapes[group], layer_operand(layer)
         columns, at = _columns(len(x), weight), shapes.at(group)
-        made: tuple[jax.Array, ...] = tiled(
+        product = apart if worth_it(len(x), columns, weight, self.sms) else tiled
+        made: tuple[jax.Array, ...] = product(
             weights.tiles, x, number, squares, extra, weight=weight, columns=columns, end=end, eps=eps,
             sms=self.sms, at=at,
         )  # fmt: skip
