@@ -39,20 +39,19 @@ def test_parts_and_their_end_lower_for_cuda_as_two_kernels(end, weight, tokens):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "columns", "weight", "sms", "chosen"),
+    ("tokens", "weight", "sms", "chosen"),
     [
-        (128, 128, Weight(2048, 8192, 4), 132, True),
-        (512, 128, Weight(2048, 8192, 4), 132, True),
-        (640, 128, Weight(2048, 8192, 4), 132, False),  # 80 blocks by `tiled`
-        (2048, 128, Weight(2048, 8192, 4), 132, False),
-        (128, 128, Weight(3072, 2048, 2, 32), 132, True),
-        (512, 128, Weight(3072, 2048, 2, 32), 132, False),
-        (64, 64, Weight(16384, 2048), 132, False),  # no parts
-        (128, 128, Weight(2048, 8192, 4), 20, False),
+        (64, Weight(2048, 8192, 4), 132, True),
+        (128, Weight(2048, 8192, 4), 132, True),
+        (512, Weight(2048, 8192, 4), 132, False),
+        (128, Weight(3072, 2048, 2, 32), 132, True),
+        (128, Weight(9216, 2048, 2), 132, False),  # 72 blocks by `tiled`
+        (64, Weight(16384, 2048), 132, False),  # no parts
+        (128, Weight(2048, 8192, 4), 20, False),
     ],
 )
-def test_it_is_chosen_where_half_of_the_device_had_nothing_to_do(tokens, columns, weight, sms, chosen):
-    assert worth_it(tokens, columns, weight, sms) is chosen
+def test_it_is_chosen_where_half_of_the_device_had_nothing_to_do(tokens, weight, sms, chosen):
+    assert worth_it(tokens, weight, sms) is chosen
 
 
 def test_what_does_not_fit_is_refused():

@@ -15,8 +15,9 @@ from mlxcel_jax_cuda.kernels.row_products_apart import apart, worth_it
 from mlxcel_jax_cuda.kernels.row_products_ends import End, Residual
 from mlxcel_jax_cuda.kernels.row_products_gated import gated
 from mlxcel_jax_cuda.kernels.row_products_stream import COLUMNS as FEW
-from mlxcel_jax_cuda.kernels.row_products_tiled import tiled
+from mlxcel_jax_cuda.kernels.row_products_tiled import COLUMNS, tiled
 from mlxcel_jax_cuda.kernels.row_products_weight import Weight
+from mlxcel_jax_cuda.kernels.sizes import TILE
 from mlxcel_jax_cuda.standard_hopper import HopperSteps, heads_end
 from mlxcel_jax_cuda.standard_steps import NORM_BEHIND, Carried, Pools, Rows
 
@@ -97,8 +98,8 @@ class TiledSteps:
         eps: float | None = None,
     ) -> tuple[jax.Array, ...]:
         weight, number = shapes[group], layer_operand(layer)
-        columns, at = _columns(len(x), weight), shapes.at(group)
-        product = apart if worth_it(len(x), columns, weight, self.sms) else tiled
+        columns, at = _ended_columns(len(x), weight, self.sms), shapes.at(group)
+        product = apart if worth_it(len(x), weight, self.sms) else tiled
         made: tuple[jax.Array, ...] = product(
             weights.tiles, x, number, squares, extra, weight=weight, columns=columns, end=end, eps=eps,
             sms=self.sms, at=at,
@@ -110,3 +111,15 @@ def _columns(tokens: int, weight: Weight) -> int:
     """Of a launch of `tiled`: the most that divide the tokens."""
     most = columns_for(tokens, weight)
     return next(columns for columns in (256, 128, 64) if columns <= most and tokens % columns == 0)
+
+
+def _ended_columns(tokens: int, weight: Weight, sms: int) -> int:
+    """Of a launch of `tiled` with an end, whose split weights may have 256: those whose rounds of blocks fetch the
+    least, since that is what such a launch waits for."""
+
+    def fetched(columns: int) -> int:
+        blocks = weight.rows // (2 * TILE) * (tokens // columns)
+        return -(-blocks // sms) * (2 * TILE + columns)
+
+    fewer, most = _columns(tokens, weight), COLUMNS[-1]
+    return most if tokens % most == 0 and fetched(most) < fetched(fewer) else fewer

@@ -28,9 +28,10 @@ from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 COLUMNS = (64, 128)
 
 
-def worth_it(tokens: int, columns: int, weight: Weight, sms: int) -> bool:
-    """Whether `tiled` of so many tokens would leave half of the device without a block, and parts are there to take."""
-    return weight.split > 1 and weight.rows // (2 * TILE) * (tokens // columns) * 2 <= sms
+def worth_it(tokens: int, weight: Weight, sms: int) -> bool:
+    """Whether `tiled` of one tile of tokens would leave half of the device without a block, and parts are there to
+    take. Of more tokens the second launch costs what the blocks gain (docs/rejected.md)."""
+    return weight.split > 1 and tokens <= COLUMNS[-1] and weight.rows // (2 * TILE) * 2 <= sms
 
 
 @functools.partial(jax.jit, static_argnames=("weight", "columns", "end", "eps", "sms", "at"))

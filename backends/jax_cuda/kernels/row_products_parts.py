@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from mlxcel_jax_cuda.kernels.mosaic import plgpu
+from mlxcel_jax_cuda.kernels.mosaic import WGMMA, load, plgpu, store
 
 Sums = list[jax.Array]
+
+RUN = 32
+"""Columns of a sum that are kept and ended together."""
 
 
 def sums_of_parts(
@@ -65,3 +69,54 @@ def sums_of_parts(
 def added(total: Sums, more: Sums) -> Sums:
     """Of the parts of a depth those so far, if there are any, and the next."""
     return [a + b for a, b in zip(total, more, strict=True)] if total else more
+
+
+def sums_with_room(
+    split: int,
+    steps: int,
+    accumulators: list[Any],
+    multiply: Callable[[Any, tuple[Any, ...]], None],
+    release: Callable[[Any], None],
+    room: Any,
+) -> Callable[[int], Sums]:
+    """As `sums_of_parts`, for accumulators beside which registers do not hold the sums so far: the last runs of those
+    are in `room`, shared memory of the warpgroup, [runs, 64, RUN] float32. Gives a function of i, the sums of the i-th
+    RUN columns of every accumulator.
+
+    The parts are the turns of a loop: written out one behind the other, ptxas finds no registers for what is kept.
+    """
+    part, (kept_away, _, _) = steps // split, room.shape
+    width = accumulators[0].shape[1]
+    runs = [(which, slice(i, i + RUN)) for i in range(0, width, RUN) for which in range(len(accumulators))]
+    kept = len(runs) - kept_away
+
+    def of_part(i: Any, total: Sums) -> Sums:
+        first = i * part
+
+        def scope(*sums: Any) -> Sums:
+            def step(k: Any, carry: Any) -> Any:
+                multiply(first + k, sums)
+                plgpu.wgmma_wait(len(sums))  # the step before has been read
+                release(first + k - 1)
+                return carry
+
+            multiply(first, sums)
+            lax.fori_loop(1, part, step, 0)
+            plgpu.wgmma_wait(0)
+            release(first + part - 1)
+            return [acc[...] for acc in sums]
+
+        whole: Sums = pl.run_scoped(scope, *accumulators)
+        made = [whole[which][:, columns] for which, columns in runs]
+        for place, more in enumerate(made[kept:]):
+            store(room.at[place], jnp.where(i == 0, more, load(room.at[place]) + more))
+        return [jnp.where(i == 0, more, so_far + more) for so_far, more in zip(total, made, strict=False)]
+
+    none = plgpu.layout_cast(jnp.zeros((accumulators[0].shape[0], RUN), jnp.float32), WGMMA)
+    total: Sums = lax.fori_loop(0, split, of_part, [none] * kept)
+
+    def sums_of(i: int) -> Sums:
+        own = range(i * len(accumulators), (i + 1) * len(accumulators))
+        return [total[n] if n < kept else load(room.at[n - kept]) for n in own]
+
+    return sums_of

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,23 +23,28 @@ from mlxcel_jax_cuda.kernels.mosaic import (
     plgpu,
     shaped,
     store_tokens,
+    tiling,
 )
 from mlxcel_jax_cuda.kernels.row_products_ends import End
 from mlxcel_jax_cuda.kernels.row_products_order import banded
-from mlxcel_jax_cuda.kernels.row_products_parts import Sums, sums_of_parts
+from mlxcel_jax_cuda.kernels.row_products_parts import RUN, Sums, sums_of_parts, sums_with_room
 from mlxcel_jax_cuda.kernels.row_products_scales import Scales, scale_or_squares
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
 from mlxcel_jax_cuda.kernels.sizes import SMEM_BYTES, SMS, TILE
 
 COLUMNS = (64, 128, 256)
-END_COLUMNS = 32
+END_COLUMNS = RUN
 """Tokens that are ended at a time."""
 
 BAND = 2048
 """Tokens for which all rows of a weight pass before those behind them: the L2 holds them meanwhile."""
 
 MOST_SPLIT_COLUMNS = 128
-"""The parts of a split weight are added in registers, which leaves none for more tokens."""
+"""Of a split weight whose parts are added in registers alone."""
+
+RUNS_AWAY = 3
+"""Of the eight runs of a warpgroup's sums so far those that are in shared memory, where a split weight has more
+columns."""
 
 
 @functools.partial(jax.jit, static_argnames=("weight", "columns", "end", "dtype", "eps", "sms", "at"))
@@ -61,8 +67,8 @@ def tiled(
     an `end` takes pairs both sides of a pair for half of the tokens, so that they meet in one thread.
 
     tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; 128 at most where
-    the weight is split). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight in the order of its
-    tiles; with an `end` what it gives and wrote in place, of T tokens.
+    the weight is split and there is no end). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight
+    in the order of its tiles; with an `end` what it gives and wrote in place, of T tokens.
     scale [T] float32: what a token's sums are multiplied by; with `eps` [D/64, T], sums of squares, of which it is
     1 / rms. extra, layer and at: as in `stream`.
     """
@@ -72,8 +78,9 @@ def tiled(
             f"x is {x.shape}: T must be a multiple of columns={columns} (64, 128 or 256), and D {weight.depth}"
         )
     check_tiles(tiles.shape, weight, layer, at)
-    if S > 1 and columns > MOST_SPLIT_COLUMNS:
-        raise ValueError(f"columns={columns} leave no registers for the parts of a split weight: 128 at most")
+    away = S > 1 and columns > MOST_SPLIT_COLUMNS
+    if away and end is None:
+        raise ValueError(f"columns={columns} of a split weight are ended run by run: 128 at most without an end")
     both = end is not None and weight.pair > 1
     scale, eps = scale_or_squares(scale, eps, D, columns)
     steps, token_tiles = D // TILE, T // columns
@@ -87,7 +94,8 @@ def tiled(
     else:
         stages = end.scratch(END_COLUMNS, 2)
     room = [] if eps is None else [plgpu.SMEM((2, columns), jnp.float32)]
-    taken = sum(math.prod(own.shape) * jnp.dtype(own.dtype).itemsize for own in (*stages, *room))
+    apart = [plgpu.SMEM((2, RUNS_AWAY, TILE, RUN), jnp.float32, transforms=tiling(128)(4))] if away else []
+    taken = sum(math.prod(own.shape) * jnp.dtype(own.dtype).itemsize for own in (*stages, *room, *apart))
     slots = min((SMEM_BYTES + 2048 - taken) // ((2 * TILE + columns) * TILE * 2), 8)
     pairs = F // (2 * TILE)
     band = band_of(T, columns)
@@ -98,7 +106,8 @@ def tiled(
         few, refs = list(refs[: len(optional)]), refs[len(optional) :]
         extra_g, refs = refs[: len(given)], refs[len(given) :]
         outs_g, (w_s, x_s, full, empty, *rest) = refs[: len(out)], refs[len(out) :]
-        room_s, staged = rest[: len(room)], rest[len(room) :]
+        room_s, rest = rest[: len(room)], rest[len(room) :]
+        apart_s, staged = rest[: len(apart)], rest[len(apart) :]
         scale_g = None if scale is None else few.pop()
         layer_g, out_g = few, outs_g[0]
         thread, block = lax.axis_index("thread"), lax.axis_index("block")
@@ -161,16 +170,22 @@ def tiled(
                 ready = [] if end is None else [before(end, pair, token, i) for i in range(end.ahead)]
                 return scales.ahead(token, first_column, own_columns, width), ready
 
-            def finish(end: End, total: Sums, pair: Any, token: Any, by: list[jax.Array], ready: list[Any]) -> None:
+            def finish(
+                end: End,
+                sums_of: Callable[[int], Sums],
+                factors_of: Callable[[int], jax.Array | None],
+                pair: Any,
+                token: Any,
+                ready: list[Any],
+            ) -> None:
                 """A few tokens after the others, as `stream` has them; what they need is asked for early."""
-                runs = total[0].shape[1] // END_COLUMNS
+                runs = own_columns // END_COLUMNS
                 for i in range(runs):
-                    if i + end.ahead < runs:
-                        ready.append(before(end, pair, token, i + end.ahead))
+                    ready += [before(end, pair, token, j) for j in range(len(ready), min(i + end.ahead + 1, runs))]
                     own, extra, out = few_of(end, pair, token, i)
-                    sums = [x[:, i * END_COLUMNS : (i + 1) * END_COLUMNS] for x in total]
-                    if by:
-                        sums = [x * across(by[i], END_COLUMNS) for x in sums]
+                    sums, factors = sums_of(i), factors_of(i)
+                    if factors is not None:
+                        sums = [x * across(factors, END_COLUMNS) for x in sums]
                     end.finish(sums, own, number, ready[i], extra, out, buffers(i))
 
             def item(n: Any, carry: Any) -> Any:
@@ -191,12 +206,25 @@ def tiled(
                 def release(k: Any) -> None:
                     plgpu.barrier_arrive(empty.at[lax.rem(start + k, jnp.int32(slots))])
 
+                if end is not None and away:
+                    scales.keep(scales.ahead(token, first_column, own_columns, width))
+                    sums_of = sums_with_room(S, steps, accumulators, multiply, release, apart_s[0].at[thread])
+
+                    def factors_of(i: int) -> jax.Array | None:
+                        return scales.run(token, first_column + i * END_COLUMNS, END_COLUMNS)
+
+                    finish(end, sums_of, factors_of, pair, token, [])
+                    return carry
                 total, (ahead, ready) = sums_of_parts(
                     S, steps, accumulators, multiply, release, lambda: prepare(pair, token)
                 )
                 by = scales.found(ahead, first_column, own_columns, width)
                 if end is not None:
-                    finish(end, total, pair, token, by, list(ready))
+
+                    def sums_at(i: int) -> Sums:
+                        return [x[:, i * END_COLUMNS : (i + 1) * END_COLUMNS] for x in total]
+
+                    finish(end, sums_at, lambda i: by[i] if by else None, pair, token, list(ready))
                     return carry
                 (y,) = [x * across(by[0], columns) for x in total] if by else total
                 rows = pl.ds((pair * 2 + thread) * TILE, TILE)
@@ -225,6 +253,7 @@ def tiled(
             plgpu.Barrier(num_arrivals=3, num_barriers=slots),
             plgpu.Barrier(num_arrivals=2, num_barriers=slots),
             *room,
+            *apart,
             *stages,
         ],
         *(tiles, x, *optional, *given),
