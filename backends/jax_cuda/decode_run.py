@@ -16,10 +16,12 @@ import numpy as np
 from jax import lax
 
 from mlxcel.core.plan import StepPlan
+from mlxcel_jax_cuda.block_arrays import BlockWeights
 from mlxcel_jax_cuda.drawing import Asked, DrawShape, LastDrawn
 from mlxcel_jax_cuda.forward import OPTIONS, Read, whole_step
 from mlxcel_jax_cuda.launch import Launch, Shape, aligned
 from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.steps_at_once import run_at_once, step_of_run
 from mlxcel_jax_cuda.storage import Leaves
 
 
@@ -88,6 +90,9 @@ def forward_and_draw_run(
 ) -> tuple[Leaves, LastDrawn, jax.Array]:
     """The bits of so many calls of `forward_and_draw`, and int32 [steps, 2, R], the words that each found. buffer int32
     [steps * words], as a Run has it."""
+    step = step_of_run(model, shape, drawing)
+    if step is not None and isinstance(weights, BlockWeights):
+        return run_at_once(model, step, shape, drawing, steps, weights, (kv[0], kv[1]), last, buffer)
     # Cut by kernels of XLA's own: a cut in front of a Mosaic kernel becomes a fusion with it, which graphs leave out.
     parts = lax.optimization_barrier(jnp.split(buffer, steps))  # type: ignore[no-untyped-call]
     words = []

@@ -43,6 +43,15 @@ class DrawShape:
         listed = "" if self.top_logprobs is None else f", {self.top_logprobs} log-probabilities"
         return f"draw, rows={self.rows}: {' '.join(self.stages)}{listed}"
 
+    @property
+    def largest_of(self) -> int | None:
+        """Where a row's draw is the id of its largest logit, among so many first ids, and nothing else; else None."""
+        kind, sampler = _who_draws(type(self.sampler)), self.sampler
+        if kind is None or "largest_of" not in vars(kind) or self.params or self.top_logprobs is not None:
+            return None
+        found: int | None = sampler.largest_of(self.stages)  # type: ignore[attr-defined]
+        return found
+
     def plainly(self) -> tuple[Any, ...]:
         """As values that tell one from another. NotPlain where its sampler does not say what its draw goes by."""
         kind, sampler = _who_draws(type(self.sampler)), self.sampler

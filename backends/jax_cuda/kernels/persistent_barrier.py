@@ -26,13 +26,19 @@ from mlxcel_jax_cuda.kernels.persistent_watch import PATIENCE, Watch
 class Together:
     """Of one launch, inside the kernel. All blocks must be resident, or they wait without an end."""
 
-    here: Any  # a semaphore: blocks that have come
+    here: Any  # a semaphore, or with `counted` int32 [1] in device memory, of 0: blocks that have come
     blocks: int
     active: bool = True  # False leaves the waiting out: for measuring alone, what is computed is then undefined
     watch: Watch | None = None  # of a watched step
+    counted: bool = False
 
     @classmethod
-    def of_grid(cls, blocks: int, *, active: bool = True, watch: Watch | None = None) -> Together:
+    def of_grid(
+        cls, blocks: int, *, active: bool = True, watch: Watch | None = None, here: Any | None = None
+    ) -> Together:
+        """`here`: where to count. Without it a semaphore, which XLA zeroes by a launch of its own."""
+        if here is not None:
+            return cls(here, blocks, active, None, counted=True)
         return cls(pl.get_global(plgpu.SemaphoreType.REGULAR), blocks, active, watch)
 
     def wait(self) -> None:
@@ -40,6 +46,9 @@ class Together:
         if not self.active:
             return
         ptx.meet()  # all of them have written: one signals
+        if self.counted:
+            ptx.come_together(self.here, self.blocks)
+            return
         plgpu.semaphore_signal(self.here, memory_scope="gpu")
         if self.watch is None:
             plgpu.semaphore_wait(self.here, value=self.blocks, decrement=False, memory_scope="gpu")

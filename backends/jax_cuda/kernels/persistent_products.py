@@ -336,6 +336,7 @@ class Ends:
     heads_made: Any  # [2, items, 2, N, 64] bf16: q, k and v, halves of heads
     hidden: Any  # [2, N, ffn] bf16
     logits: Any  # [N, V] float32
+    best: Any | None  # [V/64, N] float32 twice: the largest logit of a row tile, and its first id on the tile
     keys: Any  # [L * pages, K, page_size, d] bf16, in place
     values: Any
 
@@ -373,9 +374,25 @@ class Ends:
     def logit(self) -> Ending:
         def end(sums: Sums, item: Any, _ready: Any, _more: Sums) -> None:
             for i, total in enumerate(sums):
-                store_tokens(self.logits.at[:, pl.ds((item * len(sums) + i) * TILE, TILE)], total)
+                tile = item * len(sums) + i
+                store_tokens(self.logits.at[:, pl.ds(tile * TILE, TILE)], total)
+                if self.best is not None:
+                    for ref, found in zip(self.best, self._largest(total, tile), strict=True):
+                        store(ref.at[tile], found)
 
         return Ending(_nothing, _no_more, end)
+
+    def _largest(self, logits: jax.Array, tile: Any) -> tuple[jax.Array, jax.Array]:
+        """As `persistent_reference.largest`, of one row tile."""
+        N, named = self.step.rows, self.step.named
+        row = plgpu.broadcasted_iota(jnp.int32, (TILE, N), 0, layout=WGMMA)
+        logits = jnp.where(logits < jnp.inf, logits, jnp.inf)
+        if named < self.step.head.rows:
+            kept = (row < named - tile * TILE) | (logits == jnp.inf)
+            logits = jnp.where(kept, logits, -jnp.inf)
+        most = jnp.max(logits, axis=0)
+        before = jnp.where(logits == across(most, N), -row.astype(jnp.float32), -float(TILE))
+        return most, -jnp.max(before, axis=0)
 
     def heads(self, layer: Any) -> Ending:
         """q, k and v as attention wants them: bias, norm by head, rotary embedding; k and v onto their pages."""

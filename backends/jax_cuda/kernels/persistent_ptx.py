@@ -66,6 +66,32 @@ def meet() -> None:
     barrier()
 
 
+def come_together(count: Any, blocks: int) -> None:
+    """One thread adds itself to count, int32 [1] in device memory, and waits until so many blocks have; the warpgroup
+    then goes on. What each wrote before, all see after it. Called from a kernel, behind `meet`."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))  # type: ignore[untyped-decorator]
+    def wait(_context: Any, count: Any) -> None:
+        first = arith.cmpi(arith.CmpIPredicate.eq, this_thread(), integer(0))
+        lines = [
+            ".reg .pred more; .reg .b32 seen;",
+            "@!$1 bra DONE;",
+            "red.release.gpu.global.add.s32 [$0], 1;",
+            f"LOOK: ld.acquire.gpu.global.s32 seen, [$0]; setp.lt.s32 more, seen, {blocks}; @more bra LOOK;",
+            "DONE:",
+        ]
+        llvm.inline_asm(
+            ir.Type.parse("!llvm.void"),
+            [address_of(count), first],
+            "{ " + "\n".join(lines) + " }",
+            "l,b,~{memory}",
+            has_side_effects=True,
+        )
+        mosaic_utils.warpgroup_barrier()
+
+    wait(count)
+
+
 def integer(value: int) -> Any:
     i32 = ir.IntegerType.get_signless(32)
     return arith.constant(i32, ir.IntegerAttr.get(i32, value))

@@ -143,6 +143,7 @@ class Step:
     rows: int = FEW  # N, those that are padding among them
     sms: int = SMS
     window: Window = Window()
+    named: int = 0  # so many first ids, of which the head tells the largest logit of each row tile; 0: it does not
     left_out: tuple[str, ...] = ()  # for measuring: what is computed is then undefined
     watched: bool = False  # each block notes where it is, and a wait without an end is given up
     timed: bool = False  # each block notes when it was where

@@ -59,10 +59,11 @@ class Tokens(NamedTuple):
     x: jax.Array  # [D, N] float32
     scaled: jax.Array  # [N, D] bf16, x times the first gain
     squares: jax.Array  # [D/64, N] float32
-    cos: jax.Array  # [d/2, N] float32
+    cos: jax.Array  # [d/2, N] float32, or repeated for each of the heads of a tile
     sin: jax.Array
     page: jax.Array  # [N] int32, -1 for a row that is padding
     place: jax.Array  # [N] int32, on its page
+    come: jax.Array | None = None  # [1] int32, 0, to count blocks in; without one the program zeroes one
 
 
 class Made(NamedTuple):
@@ -73,6 +74,7 @@ class Made(NamedTuple):
     keys: jax.Array
     values: jax.Array
     places: jax.Array | None  # [2, sms] int32 of a watched step: see `Watch`; phase p of layer l is 5 l + p
+    largest: tuple[jax.Array, ...]  # of a step with `named` ids float32 [V/64, N] twice: see `Ends.best`
     times: jax.Array | None  # [L, EVENTS, sms, 2] int32 of a timed step: see `Watch`
 
 
@@ -93,9 +95,11 @@ def decode_step(
     _check(step, stacked, tokens, keys, values)
     N, D, d, L = step.rows, step.hidden, step.head_dim, step.layers
     times = [jnp.zeros((L, len(EVENTS), step.sms, 2), jnp.int32)] if step.timed else []
-    in_place = [jax.new_ref(array) for array in (keys, values, *times)]
+    counts = [] if tokens.come is None or step.watched else [tokens.come]
+    in_place = [jax.new_ref(array) for array in (keys, values, *counts, *times)]
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
-    turns = [jnp.tile(table, (step.together, 1)) for table in (tokens.cos, tokens.sin)]
+    repeats = TILE // len(tokens.cos)  # 1 where they are repeated already
+    turns = [jnp.tile(table, (repeats, 1)) if repeats > 1 else table for table in (tokens.cos, tokens.sin)]
     items = schedule.work.shape[0]
     if at is None:
         at, schedule = Tables(0, schedule.tables.shape[1]), schedule._replace(tables=schedule.tables.reshape(-1))
@@ -104,10 +108,12 @@ def decode_step(
         tiles_g: Any, head_g: Any, gains_g: Any, cos_g: Any, sin_g: Any, page_g: Any, place_g: Any, *refs: Any
     ) -> None:
         x_first, scaled_first, squares_first, work_g, rows_g, tables_g, keys_g, values_g, *rest = refs
+        come_g = rest.pop(0) if counts else None
         times_g = rest.pop(0) if step.timed else None
         bias_g, head_gains_g = (None if array is None else rest.pop(0) for array in (stacked.bias, stacked.head_gains))
         logits_g, heads_g, mixed_g, hidden_g, parts_g, partials_g, stats_g, *rest = rest
         by_o, by_down = Carried(*rest[:3]), Carried(*rest[3:6])
+        best_g = (rest.pop(6), rest.pop(6)) if step.named else None
         places_g = rest.pop(6) if step.watched else None
         x_s, ring_s, newest_s, full, empty = rest[6:]
         block, thread = lax.axis_index("block"), lax.axis_index("thread")
@@ -117,7 +123,9 @@ def decode_step(
             Watch(block, places_g, times_g),
         )
         patient = "barriers" not in step.left_out
-        begin_together = Together.of_grid(step.sms, active=patient, watch=watch if step.watched else None)
+        begin_together = Together.of_grid(
+            step.sms, active=patient, watch=watch if step.watched else None, here=come_g
+        )
 
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
@@ -156,7 +164,7 @@ def decode_step(
             )  # fmt: skip
             ends = Ends(
                 step, gains_g, bias_g, head_gains_g, cos_g, sin_g, page_g, place_g, heads_g, hidden_g, logits_g,
-                keys_g, values_g,
+                best_g, keys_g, values_g,
             )  # fmt: skip
             phases = step.product_phases
 
@@ -200,6 +208,7 @@ def decode_step(
         shaped((2, items, step.kv_heads, 2, MOST_GROUP), jnp.float32),
         *carried,
         *carried,
+        *([shaped((step.head.rows // TILE, N), jnp.float32)] * 2 if step.named else []),
         *([shaped((2, step.sms), jnp.int32)] if step.watched else []),
     ]
     scratch = [
@@ -223,9 +232,9 @@ def decode_step(
         num_threads=2,
         thread_name="thread",
     )
-    keys, values, *times = (jax.freeze(ref) for ref in in_place)
-    x = made[10][(L - 1) % 2]
-    return Made(made[0], x, keys, values, made[-1] if step.watched else None, times[0] if step.timed else None)
+    keys, values, *rest = (jax.freeze(ref) for ref in in_place)
+    x, largest = made[10][(L - 1) % 2], tuple(made[13:15]) if step.named else ()
+    return Made(made[0], x, keys, values, made[-1] if step.watched else None, largest, rest[-1] if step.timed else None)
 
 
 def _check(step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values: jax.Array) -> None:
@@ -240,9 +249,11 @@ def _check(step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values
         "x": (tokens.x, (D, N)),
         "scaled": (tokens.scaled, (N, D)),
         "squares": (tokens.squares, (D // TILE, N)),
-        "cos": (tokens.cos, (d // 2, N)),
+        "cos": (tokens.cos, (TILE if len(tokens.cos) == TILE else d // 2, N)),
         "page": (tokens.page, (N,)),
     }
+    if tokens.come is not None:
+        wanted["come"] = tokens.come, (1,)
     if step.bias:
         wanted["bias"] = stacked.bias, (L, step.qkv.rows)
     if step.normed:

@@ -150,12 +150,12 @@ def begin(ids: jax.Array, embed: jax.Array, gains: jax.Array, *, packed: Weight 
 
     def kernel(ids_g: Any, embed_g: Any, gains_g: Any, *refs: Any) -> None:
         part, first = lax.axis_index("part"), lax.axis_index("tokens") * ROWS
-        _embed([ids_g[first + n] for n in range(ROWS)], part, first, embed_g, gains_g, packed, *refs)
+        embed_tokens([ids_g[first + n] for n in range(ROWS)], part, first, embed_g, gains_g, packed, *refs)
 
     made = launch(
         kernel,
-        _begun(N, D),
-        _scratch(),
+        begun(N, D),
+        scratch(),
         *(ids, embed, gains),
         grid=(D // TILE, N // ROWS),
         grid_names=("part", "tokens"),
@@ -180,17 +180,13 @@ def begin_step(
     """Of a step of N rows on so many multiprocessors. buffer int32 of the launch, last_tokens int32 [slots + 1]; others
     as in `begin`. Page tables are left where they are: to copy them took as many reads one behind the other as a row
     has pages."""
-    N, D, P, int32 = at.rows, gains.shape[1], at.pages, jnp.int32
-    items, parts = pages.items(N, P), D // TILE
+    N, D, int32 = at.rows, gains.shape[1], jnp.int32
+    parts = D // TILE
     embedding = parts * (N // ROWS)
-    fields = FIELDS + BLOCK // min(pages.page_size, SLOT)
 
     def kernel(buffer_g: Any, last_g: Any, embed_g: Any, gains_g: Any, *refs: Any) -> None:
-        x_g, scaled_g, squares_g, page_g, place_g, work_g, rows_g, *scratch = refs
+        x_g, scaled_g, squares_g, *planned, scratch = (*refs[:7], refs[7:])
         block = lax.axis_index("block")
-
-        def table(row: Any, number: Any) -> Any:
-            return jnp.maximum(buffer_g[at.tables.place(row, number)], 0)
 
         @pl.when(block < embedding)
         def _tokens() -> None:
@@ -198,37 +194,16 @@ def begin_step(
             for row in range(ROWS):
                 asked, own = buffer_g[at.token_ids + first + row], last_g[buffer_g[at.slots + first + row]]
                 ids.append(jnp.where(asked == at.carry, own, asked))
-            _embed(ids, part, first, embed_g, gains_g, packed, x_g, scaled_g, squares_g, *scratch)
+            embed_tokens(ids, part, first, embed_g, gains_g, packed, x_g, scaled_g, squares_g, *scratch)
 
-        lengths = [buffer_g[at.seq_lens + row] for row in range(N)]
-        own, rows = item_fields(jnp.minimum(block, items - 1), lengths, table, pages, P, sms)
+        plan(block, buffer_g, 0, at, pages, sms, *planned)
 
-        @pl.when(block < items)
-        def _item() -> None:
-            for number, value in enumerate(own):
-                work_g[block, number] = value.astype(int32)
-
-        @pl.when(block < N)
-        def _row() -> None:
-            position = buffer_g[at.positions + jnp.minimum(block, N - 1)]
-            place = jnp.maximum(position, 0)
-            page = table(jnp.minimum(block, N - 1), lax.div(place, int32(pages.page_size)))
-            page_g[block] = jnp.where(position >= 0, page, int32(-1))
-            place_g[block] = lax.rem(place, int32(pages.page_size))
-
-        for row, (first, count) in enumerate(rows):
-
-            @pl.when(block == row)
-            def _items(row: int = row, first: Any = first, count: Any = count) -> None:
-                rows_g[row, 0], rows_g[row, 1] = first, count
-
-    small = [((N,), jnp.int32), ((N,), jnp.int32), ((items, fields), jnp.int32), ((N, 2), jnp.int32)]
     made = launch(
         kernel,
-        [*_begun(N, D), *(shaped(*each) for each in small)],
-        _scratch(),
+        [*begun(N, D), *planned_shapes(at, pages)],
+        scratch(),
         *(buffer, last_tokens, embed, gains),
-        grid=(max(items, embedding, N),),
+        grid=(max(pages.items(N, at.pages), embedding, N),),
         grid_names=("block",),
         num_threads=1,
         thread_name="thread",
@@ -237,16 +212,65 @@ def begin_step(
     return Begun(x, scaled, squares), Planned(page, place, Schedule(work, rows, buffer))
 
 
-def _begun(tokens: int, hidden: int) -> list[Any]:
+def plan(
+    block: Any,
+    buffer_g: Any,
+    base: Any,
+    at: Buffer,
+    pages: Pages,
+    sms: int,
+    page_g: Any,
+    place_g: Any,
+    work_g: Any,
+    rows_g: Any,
+) -> None:
+    """A block's share of `Planned`, from a launch's buffer that begins at `base`."""
+    N, P, int32 = at.rows, at.pages, jnp.int32
+    items = pages.items(N, P)
+
+    def table(row: Any, number: Any) -> Any:
+        return jnp.maximum(buffer_g[base + at.tables.place(row, number)], 0)
+
+    lengths = [buffer_g[base + at.seq_lens + row] for row in range(N)]
+    own, rows = item_fields(jnp.minimum(block, items - 1), lengths, table, pages, P, sms)
+
+    @pl.when(block < items)
+    def _item() -> None:
+        for number, value in enumerate(own):
+            work_g[block, number] = value.astype(int32)
+
+    @pl.when(block < N)
+    def _row() -> None:
+        position = buffer_g[base + at.positions + jnp.minimum(block, N - 1)]
+        place = jnp.maximum(position, 0)
+        page = table(jnp.minimum(block, N - 1), lax.div(place, int32(pages.page_size)))
+        page_g[block] = jnp.where(position >= 0, page, int32(-1))
+        place_g[block] = lax.rem(place, int32(pages.page_size))
+
+    for row, (first, count) in enumerate(rows):
+
+        @pl.when(block == row)
+        def _items(row: int = row, first: Any = first, count: Any = count) -> None:
+            rows_g[row, 0], rows_g[row, 1] = first, count
+
+
+def planned_shapes(at: Buffer, pages: Pages) -> list[Any]:
+    """Of what `plan` writes."""
+    N, fields = at.rows, FIELDS + BLOCK // min(pages.page_size, SLOT)
+    small = [(N,), (N,), (pages.items(N, at.pages), fields), (N, 2)]
+    return [shaped(shape, jnp.int32) for shape in small]
+
+
+def begun(tokens: int, hidden: int) -> list[Any]:
     of_squares = shaped((hidden // TILE, tokens), jnp.float32)
     return [shaped((hidden, tokens), jnp.float32), shaped((tokens, hidden), jnp.bfloat16), of_squares]
 
 
-def _scratch() -> list[Any]:
+def scratch() -> list[Any]:
     return [plgpu.SMEM((ROWS, TILE), jnp.bfloat16), plgpu.Barrier(num_arrivals=ROWS)]
 
 
-def _embed(
+def embed_tokens(
     ids: list[Any],
     part: Any,
     first: Any,

@@ -1,0 +1,106 @@
+"""A run of steps that are one kernel each: one launch stands between two of them where draws are greedy.
+
+What goes before a step is left to that launch, and what depends on positions alone is worked out once for all steps.
+"""
+
+from __future__ import annotations
+
+import attrs
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
+from mlxcel_jax_cuda.drawing import DrawShape, LastDrawn, drawn
+from mlxcel_jax_cuda.kernels.persistent_shape import Step
+from mlxcel_jax_cuda.kernels.persistent_step import Stacked, Tokens, decode_step
+from mlxcel_jax_cuda.kernels.sizes import TILE
+from mlxcel_jax_cuda.kernels.step_between import Begins, Largest, between
+from mlxcel_jax_cuda.kernels.step_begin import Pages
+from mlxcel_jax_cuda.launch import Shape
+from mlxcel_jax_cuda.model import Model
+from mlxcel_jax_cuda.persistent_decode import persistent_step, places_of
+from mlxcel_jax_cuda.standard_block import turns
+from mlxcel_jax_cuda.standard_hopper import embedding, packed
+from mlxcel_jax_cuda.standard_steps import Pools
+
+
+def step_of_run(model: Model, shape: Shape, drawing: DrawShape) -> Step | None:
+    """The step of a run of such launches, None where it is none. It tells the largest logits where they are the draw."""
+    step = persistent_step(model, shape)
+    if step is None or shape.logits != shape.rows:
+        return None
+    greedy = drawing.largest_of if step.head.rows >= TILE * TILE else None
+    return attrs.evolve(step, named=greedy or 0)
+
+
+def run_at_once(
+    model: Model,
+    step: Step,
+    shape: Shape,
+    drawing: DrawShape,
+    steps: int,
+    weights: BlockWeights,
+    pools: Pools,
+    last: LastDrawn,
+    buffer: jax.Array,
+) -> tuple[Pools, LastDrawn, jax.Array]:
+    """As `forward_and_draw_run`."""
+    if model.block is None:
+        raise RuntimeError("this model is no standard block")
+    shapes, at, stride = Shapes.of(model.block), places_of(shape), len(buffer) // steps
+    parts = buffer.reshape(steps, stride)
+    positions = jnp.maximum(parts[:, at.positions : at.positions + shape.rows], 0)
+    of_steps = [
+        jnp.tile(jnp.moveaxis(table.reshape(-1, steps, shape.rows), 1, 0), (1, step.together, 1))
+        for table in turns(model.block, positions.reshape(-1))
+    ]
+    cos, sin = lax.optimization_barrier(of_steps)  # type: ignore[no-untyped-call]
+
+    def meanwhile(
+        number: int, last_tokens: jax.Array, largest: Largest | None
+    ) -> tuple[Begins | None, jax.Array, jax.Array | None]:
+        found: tuple[Begins | None, jax.Array, jax.Array | None] = between(
+            number,
+            buffer,
+            (cos, sin) if number < steps else None,
+            last_tokens,
+            largest,
+            embedding(weights),
+            weights.gains,
+            stride=stride,
+            packed=packed(shapes, weights),
+            at=at,
+            draws_at=shape.size,
+            pages=Pages(step.pages, step.page_size, step.kv_heads),
+            sms=step.sms,
+        )
+        return found
+
+    stacked = Stacked(weights.tiles, weights.head, weights.gains, weights.bias, weights.head_gains)
+    words, largest = [], None
+    for number in range(steps):
+        begins, tokens, found = meanwhile(number, last.tokens, largest)
+        last = last._replace(tokens=tokens)
+        if found is not None:
+            words.append(found)
+        if begins is None:
+            raise RuntimeError(f"step {number} of {steps} does not begin")
+        begun, planned = begins.begun, begins.planned
+        rows = Tokens(
+            begun.x, begun.scaled, begun.squares, *begins.turns, planned.page, planned.place, begins.come
+        )  # fmt: skip
+        made = decode_step(step, stacked, rows, *pools, planned.schedule, at.tables)
+        pools = made.keys, made.values
+        if step.named:
+            largest = Largest(*made.largest)
+            continue
+        logits = lax.optimization_barrier(made.logits)  # type: ignore[no-untyped-call]
+        last, told = drawn(drawing, logits, last, parts[number, shape.size :])
+        last = lax.optimization_barrier(last)  # type: ignore[no-untyped-call]
+        words.append(told.words)
+    if largest is not None:
+        _, tokens, found = meanwhile(steps, last.tokens, largest)
+        last = last._replace(tokens=tokens)
+        words.append(found)
+    return pools, last, jnp.stack(words)
