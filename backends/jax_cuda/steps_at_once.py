@@ -15,8 +15,8 @@ from mlxcel_jax_cuda.drawing import DrawShape, LastDrawn, drawn
 from mlxcel_jax_cuda.kernels.persistent_shape import Step
 from mlxcel_jax_cuda.kernels.persistent_step import Stacked, Tokens, decode_step
 from mlxcel_jax_cuda.kernels.sizes import TILE
-from mlxcel_jax_cuda.kernels.step_between import Begins, Largest, between
 from mlxcel_jax_cuda.kernels.step_begin import Pages
+from mlxcel_jax_cuda.kernels.step_between import Begins, Largest, between
 from mlxcel_jax_cuda.launch import Shape
 from mlxcel_jax_cuda.model import Model
 from mlxcel_jax_cuda.persistent_decode import persistent_step, places_of
@@ -26,7 +26,7 @@ from mlxcel_jax_cuda.standard_steps import Pools
 
 
 def step_of_run(model: Model, shape: Shape, drawing: DrawShape) -> Step | None:
-    """The step of a run of such launches, None where it is none. It tells the largest logits where they are the draw."""
+    """Of a run of such launches, None where it is none. It tells the largest logits where they are the draw."""
     step = persistent_step(model, shape)
     if step is None or shape.logits != shape.rows:
         return None

@@ -72,22 +72,9 @@ def come_together(count: Any, blocks: int) -> None:
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))  # type: ignore[untyped-decorator]
     def wait(_context: Any, count: Any) -> None:
-        first = arith.cmpi(arith.CmpIPredicate.eq, this_thread(), integer(0))
-        lines = [
-            ".reg .pred more; .reg .b32 seen;",
-            "@!$1 bra DONE;",
-            "red.release.gpu.global.add.s32 [$0], 1;",
-            f"LOOK: ld.acquire.gpu.global.s32 seen, [$0]; setp.lt.s32 more, seen, {blocks}; @more bra LOOK;",
-            "DONE:",
-        ]
-        llvm.inline_asm(
-            ir.Type.parse("!llvm.void"),
-            [address_of(count), first],
-            "{ " + "\n".join(lines) + " }",
-            "l,b,~{memory}",
-            has_side_effects=True,
-        )
-        mosaic_utils.warpgroup_barrier()
+        counted = mosaic_utils.SemaphoreRef(mosaic_utils.memref_ptr(count))
+        counted.signal(1, memory_scope="gpu")
+        counted.wait(blocks, decrement=False, memory_scope="gpu")
 
     wait(count)
 

@@ -93,8 +93,8 @@ def step_reference(
 
 
 def largest(logits: jax.Array, named: int) -> tuple[jax.Array, jax.Array]:
-    """logits [N, V] -> float32 [V/64, N] twice: of each run of 64 ids the largest logit among the first `named` ids, inf
-    if any id of the run has one that is no number or inf, and the first id that has it, counted within the run."""
+    """logits [N, V] -> float32 [V/64, N] twice: of each run of 64 ids the largest logit among the first `named` ids,
+    inf if any id of the run has one that is no number or inf, and the first id that has it, counted within the run."""
     logits = jnp.where(logits < jnp.inf, logits, jnp.inf)
     kept = (jnp.arange(logits.shape[1]) < named) | (logits == jnp.inf)
     runs = jnp.where(kept, logits, -jnp.inf).reshape(len(logits), -1, TILE)

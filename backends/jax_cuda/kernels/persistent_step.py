@@ -123,9 +123,7 @@ def decode_step(
             Watch(block, places_g, times_g),
         )
         patient = "barriers" not in step.left_out
-        begin_together = Together.of_grid(
-            step.sms, active=patient, watch=watch if step.watched else None, here=come_g
-        )
+        begin_together = Together.of_grid(step.sms, active=patient, watch=watch if step.watched else None, here=come_g)
 
         @pl.when(thread == 1)
         def _memory_warpgroup() -> None:
