@@ -46,7 +46,7 @@ def step_reference(
         return lax.rsqrt(squares.sum(axis=0) / D + step.eps)[:, None]
 
     def turned(heads: jax.Array) -> jax.Array:
-        cos, sin = tokens.cos.T[:, None], tokens.sin.T[:, None]
+        cos, sin = (table[: d // 2].T[:, None] for table in (tokens.cos, tokens.sin))
         first, second = heads[:, :, 0], heads[:, :, 1]
         return jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=2)
 
