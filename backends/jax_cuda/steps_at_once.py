@@ -78,12 +78,12 @@ def run_at_once(
         return found
 
     stacked = Stacked(weights.tiles, weights.head, weights.gains, weights.bias, weights.head_gains)
-    words, largest = [], None
+    words: list[jax.Array | None] = []
+    largest: Largest | None = None
     for number in range(steps):
         begins, tokens, found = meanwhile(number, last.tokens, largest)
         last = last._replace(tokens=tokens)
-        if found is not None:
-            words.append(found)
+        words.append(found)
         if begins is None:
             raise RuntimeError(f"step {number} of {steps} does not begin")
         begun, planned = begins.begun, begins.planned
@@ -103,4 +103,4 @@ def run_at_once(
         _, tokens, found = meanwhile(steps, last.tokens, largest)
         last = last._replace(tokens=tokens)
         words.append(found)
-    return pools, last, jnp.stack(words)
+    return pools, last, jnp.stack([found for found in words if found is not None])

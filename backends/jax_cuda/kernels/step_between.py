@@ -82,10 +82,11 @@ def between(
     draws_at: where a step's part of the buffer has the slots of its draws. Others as in `begin_step`.
     """
     _check(buffer, turns, largest, stride, at)
-    return _between(
+    made: tuple[Begins | None, jax.Array, jax.Array | None] = _between(
         layer_operand(step), buffer, turns, last_tokens, largest, embed, gains,
         stride=stride, packed=packed, at=at, draws_at=draws_at, pages=pages, sms=sms,
     )  # fmt: skip
+    return made
 
 
 @functools.partial(jax.jit, static_argnames=("stride", "packed", "at", "draws_at", "pages", "sms"))
@@ -129,7 +130,7 @@ def _between(
         def _tokens() -> None:
             part, first = lax.rem(block, int32(parts)), lax.div(block, int32(parts)) * ROWS
             if largest is not None:
-                found = _found(*best, first, found_s)
+                found = _found(best[0], best[1], first, found_s)
                 pl.when(part == 0)(lambda: _keep(found, first, buffer_g, drawn, last_g, made[-1]))
             if turns is None:
                 return
@@ -184,7 +185,9 @@ def _between(
     begins = None
     if turns is not None:
         page, place, work, rows = made[3:7]
-        begins = Begins(Begun(*made[:3]), Planned(page, place, Schedule(work, rows, made[9])), made[7:9], made[10])
+        begins = Begins(
+            Begun(*made[:3]), Planned(page, place, Schedule(work, rows, made[9])), (made[7], made[8]), made[10]
+        )
     return begins, last, None if largest is None else made[-1]
 
 
