@@ -70,8 +70,11 @@ def test_the_largest_of_row_tiles_draw_what_the_sampler_draws(named):
     sampling = sampler.stage_sets(8)[0]
     shape = DrawShape.of(sampler, sampling, 8)
     assert shape.largest_of == named
+    ends = np.full((8, 8), -1, np.int32)
+    ends[0, :3], ends[1, 0], ends[6, 0], ends[7, 5:7] = logits[0].argsort()[-3:], 77, 4099, (63, 4159)
+    sampling.params["ends"] = ends
     wanted = sampler.draw(np, logits, sampling, None)
-    tokens, status = drawn_by_formulas(Largest(*largest(jnp.asarray(logits), named)), 8)
+    tokens, status = drawn_by_formulas(Largest(*largest(jnp.asarray(logits), named, jnp.asarray(ends.T))), 8)
     np.testing.assert_array_equal(tokens, wanted.tokens)
     np.testing.assert_array_equal(status, wanted.status)
     assert np.unique(status).tolist() == [0, 1, 2]

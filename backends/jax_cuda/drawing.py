@@ -18,6 +18,9 @@ from mlxcel_jax_cuda.fingerprint import NotPlain, class_name
 
 _BOOL: Final = np.dtype(np.bool_).str
 
+ENDS: Final = "ends"
+"""The array of the ends that rows ignore, int32 [R, 8], -1 for none."""
+
 _FEW: Final = 8
 """Numbers of a row in one array that is no list yet: the ends that it ignores, of which the chain has as many."""
 
@@ -45,9 +48,11 @@ class DrawShape:
 
     @property
     def largest_of(self) -> int | None:
-        """Where a row's draw is the id of its largest logit, among so many first ids, and nothing else; else None."""
+        """Where a row's draw is the id of its largest logit and nothing else: among so many first ids, but the `ENDS`
+        that it ignores. Else None."""
         kind, sampler = _who_draws(type(self.sampler)), self.sampler
-        if kind is None or "largest_of" not in vars(kind) or self.params or self.top_logprobs is not None:
+        own = {name for name, _, _ in self.params} <= {ENDS}
+        if kind is None or "largest_of" not in vars(kind) or not own or self.top_logprobs is not None:
             return None
         found: int | None = sampler.largest_of(self.stages)  # type: ignore[attr-defined]
         return found

@@ -8,12 +8,13 @@ from __future__ import annotations
 import attrs
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
-from mlxcel_jax_cuda.drawing import DrawShape, LastDrawn, drawn
+from mlxcel_jax_cuda.drawing import ENDS, DrawShape, LastDrawn, drawn, unpack_draw
 from mlxcel_jax_cuda.kernels.persistent_shape import Step
-from mlxcel_jax_cuda.kernels.persistent_step import Stacked, Tokens, decode_step
+from mlxcel_jax_cuda.kernels.persistent_step import FEW_IDS, Removed, Stacked, Tokens, decode_step
 from mlxcel_jax_cuda.kernels.sizes import TILE
 from mlxcel_jax_cuda.kernels.step_begin import Pages
 from mlxcel_jax_cuda.kernels.step_between import Begins, Largest, between
@@ -28,7 +29,7 @@ from mlxcel_jax_cuda.standard_steps import Pools
 def step_of_run(model: Model, shape: Shape, drawing: DrawShape) -> Step | None:
     """Of a run of such launches, None where it is none. It tells the largest logits where they are the draw."""
     step = persistent_step(model, shape)
-    if step is None or shape.logits != shape.rows:
+    if step is None or step.rows != shape.rows or shape.logits != shape.rows:
         return None
     greedy = drawing.largest_of if step.head.rows >= TILE * TILE else None
     return attrs.evolve(step, named=greedy or 0)
@@ -48,7 +49,7 @@ def run_at_once(
     """As `forward_and_draw_run`."""
     if model.block is None:
         raise RuntimeError("this model is no standard block")
-    shapes, at, stride = Shapes.of(model.block), places_of(shape), len(buffer) // steps
+    shapes, at, stride = Shapes.of(model.block), places_of(shape, 0, shape.rows), len(buffer) // steps
     parts = buffer.reshape(steps, stride)
     positions = jnp.maximum(parts[:, at.positions : at.positions + shape.rows], 0)
     of_steps = [
@@ -77,6 +78,7 @@ def run_at_once(
         )
         return found
 
+    removed = _removed(drawing, parts[0, shape.size :]) if step.named else None
     stacked = Stacked(weights.tiles, weights.head, weights.gains, weights.bias, weights.head_gains)
     words: list[jax.Array | None] = []
     largest: Largest | None = None
@@ -88,7 +90,8 @@ def run_at_once(
             raise RuntimeError(f"step {number} of {steps} does not begin")
         begun, planned = begins.begun, begins.planned
         rows = Tokens(
-            begun.x, begun.scaled, begun.squares, *begins.turns, planned.page, planned.place, begins.come
+            begun.x, begun.scaled, begun.squares, *begins.turns, planned.page, planned.place, begins.come,
+            removed,
         )  # fmt: skip
         made = decode_step(step, stacked, rows, *pools, planned.schedule, at.tables)
         pools = made.keys, made.values
@@ -104,3 +107,14 @@ def run_at_once(
         last = last._replace(tokens=tokens)
         words.append(found)
     return pools, last, jnp.stack([found for found in words if found is not None])
+
+
+def _removed(drawing: DrawShape, buffer: jax.Array) -> Removed:
+    """The ends that rows ignore, which are the same in all steps of a run. buffer: of the first one's draw."""
+    _, params = unpack_draw(drawing, buffer)
+    ids = params.get(ENDS, jnp.full((drawing.rows, FEW_IDS), -1, jnp.int32)).T
+    tiles, none = ids // TILE, ids < 0
+    first = jnp.min(jnp.where(none, np.iinfo(np.int32).max, tiles))
+    span = jnp.stack([first, jnp.max(tiles)])
+    found: tuple[jax.Array, jax.Array] = lax.optimization_barrier((ids, span))  # type: ignore[no-untyped-call]
+    return Removed(*found)

@@ -337,6 +337,7 @@ class Ends:
     hidden: Any  # [2, N, ffn] bf16
     logits: Any  # [N, V] float32
     best: Any | None  # [V/64, N] float32 twice: the largest logit of a row tile, and its first id on the tile
+    removed: Any | None  # as `Removed` has it, of a step that has `best`
     keys: Any  # [L * pages, K, page_size, d] bf16, in place
     values: Any
 
@@ -372,15 +373,36 @@ class Ends:
         return Ending(_nothing, _no_more, end)
 
     def logit(self) -> Ending:
-        def end(sums: Sums, item: Any, _ready: Any, _more: Sums) -> None:
+        def begin(_item: Any) -> Any:
+            return None if self.removed is None else (self.removed.tiles[0], self.removed.tiles[1])
+
+        def end(sums: Sums, item: Any, ready: Any, _more: Sums) -> None:
             for i, total in enumerate(sums):
                 tile = item * len(sums) + i
                 store_tokens(self.logits.at[:, pl.ds(tile * TILE, TILE)], total)
                 if self.best is not None:
-                    for ref, found in zip(self.best, self._largest(total, tile), strict=True):
-                        store(ref.at[tile], found)
+                    self._tell(total, tile)
+                if ready is None:
+                    continue
 
-        return Ending(_nothing, _no_more, end)
+                @pl.when((tile >= ready[0]) & (tile <= ready[1]))
+                def _again(total: jax.Array = total, tile: Any = tile) -> None:
+                    self._tell(self._without(total, tile), tile)
+
+        return Ending(begin, _no_more, end)
+
+    def _tell(self, logits: jax.Array, tile: Any) -> None:
+        for ref, found in zip(self.best or (), self._largest(logits, tile), strict=True):
+            store(ref.at[tile], found)
+
+    def _without(self, logits: jax.Array, tile: Any) -> jax.Array:
+        """-inf at the ids that rows remove; what is no number stays, which is their fault all the same."""
+        N, ids_g = self.step.rows, self.removed.ids  # type: ignore[union-attr]
+        row = plgpu.broadcasted_iota(jnp.int32, (TILE, N), 0, layout=WGMMA) + tile * TILE
+        for place in range(ids_g.shape[0]):
+            gone = (row == across(load(ids_g.at[place], WGMMA.reduce(0)), N)) & (logits < jnp.inf)
+            logits = jnp.where(gone, -jnp.inf, logits)
+        return logits
 
     def _largest(self, logits: jax.Array, tile: Any) -> tuple[jax.Array, jax.Array]:
         """As `persistent_reference.largest`, of one row tile."""

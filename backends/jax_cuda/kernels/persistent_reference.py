@@ -89,13 +89,16 @@ def step_reference(
         hidden = (jax.nn.silu(gate) * up).astype(jnp.bfloat16)
         residual("down", layer, hidden, 2 * layer + 2)
     logits = product_reference(stacked.head, scaled, step.head) * inverse_rms(squares)
-    return Made(logits, x, keys, values, None, largest(logits, step.named) if step.named else (), None)
+    found = () if tokens.removed is None else largest(logits, step.named, tokens.removed.ids)
+    return Made(logits, x, keys, values, None, found, None)
 
 
-def largest(logits: jax.Array, named: int) -> tuple[jax.Array, jax.Array]:
-    """logits [N, V] -> float32 [V/64, N] twice: of each run of 64 ids the largest logit among the first `named` ids,
-    inf if any id of the run has one that is no number or inf, and the first id that has it, counted within the run."""
-    logits = jnp.where(logits < jnp.inf, logits, jnp.inf)
-    kept = (jnp.arange(logits.shape[1]) < named) | (logits == jnp.inf)
+def largest(logits: jax.Array, named: int, removed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """logits [N, V] -> float32 [V/64, N] twice: of each run of 64 ids the largest logit among the first `named` ids but
+    those that a row removes (int32 [W, N], -1 for none), inf if any id of the run has one that is no number or inf, and
+    the first id that has it, counted within the run."""
+    logits, ids = jnp.where(logits < jnp.inf, logits, jnp.inf), jnp.arange(logits.shape[1])
+    allowed = (ids < named) & ~(removed.T[:, :, None] == ids).any(axis=1)
+    kept = allowed | (logits == jnp.inf)
     runs = jnp.where(kept, logits, -jnp.inf).reshape(len(logits), -1, TILE)
     return runs.max(axis=2).T, runs.argmax(axis=2).T.astype(jnp.float32)

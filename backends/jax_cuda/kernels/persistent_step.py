@@ -53,6 +53,17 @@ class Stacked(NamedTuple):
     head_gains: jax.Array | None  # float32 [L, 2, 2, d/2]: of q and of k, the halves of a head apart
 
 
+FEW_IDS = 8
+"""That a row may remove."""
+
+
+class Removed(NamedTuple):
+    """Ids that are no row's largest logit, whatever it is."""
+
+    ids: jax.Array  # [FEW_IDS, N] int32, -1 for none
+    tiles: jax.Array  # [2] int32: the first and the last row tile of the head that has one, the last below it if none
+
+
 class Tokens(NamedTuple):
     """The tokens of a step, and where they go. As `standard_steps.Carried` and `Rows` have them."""
 
@@ -64,6 +75,7 @@ class Tokens(NamedTuple):
     page: jax.Array  # [N] int32, -1 for a row that is padding
     place: jax.Array  # [N] int32, on its page
     come: jax.Array | None = None  # [1] int32, 0, to count blocks in; without one the program zeroes one
+    removed: Removed | None = None  # of a step with `named` ids
 
 
 class Made(NamedTuple):
@@ -98,6 +110,7 @@ def decode_step(
     counts = [] if tokens.come is None or step.watched else [tokens.come]
     in_place = [jax.new_ref(array) for array in (keys, values, *counts, *times)]
     small = [array for array in (stacked.bias, stacked.head_gains) if array is not None]
+    small += [*tokens.removed] if tokens.removed is not None else []
     repeats = TILE // len(tokens.cos)  # 1 where they are repeated already
     turns = [jnp.tile(table, (repeats, 1)) if repeats > 1 else table for table in (tokens.cos, tokens.sin)]
     items = schedule.work.shape[0]
@@ -111,6 +124,7 @@ def decode_step(
         come_g = rest.pop(0) if counts else None
         times_g = rest.pop(0) if step.timed else None
         bias_g, head_gains_g = (None if array is None else rest.pop(0) for array in (stacked.bias, stacked.head_gains))
+        removed_g = None if tokens.removed is None else Removed(rest.pop(0), rest.pop(0))
         logits_g, heads_g, mixed_g, hidden_g, parts_g, partials_g, stats_g, *rest = rest
         by_o, by_down = Carried(*rest[:3]), Carried(*rest[3:6])
         best_g = (rest.pop(6), rest.pop(6)) if step.named else None
@@ -162,7 +176,7 @@ def decode_step(
             )  # fmt: skip
             ends = Ends(
                 step, gains_g, bias_g, head_gains_g, cos_g, sin_g, page_g, place_g, heads_g, hidden_g, logits_g,
-                best_g, keys_g, values_g,
+                best_g, removed_g, keys_g, values_g,
             )  # fmt: skip
             phases = step.product_phases
 
@@ -252,6 +266,9 @@ def _check(step: Step, stacked: Stacked, tokens: Tokens, keys: jax.Array, values
     }
     if tokens.come is not None:
         wanted["come"] = tokens.come, (1,)
+    if step.named:
+        ids, tiles = tokens.removed or (None, None)
+        wanted |= {"removed ids": (ids, (FEW_IDS, N)), "tiles of removed ids": (tiles, (2,))}
     if step.bias:
         wanted["bias"] = stacked.bias, (L, step.qkv.rows)
     if step.normed:

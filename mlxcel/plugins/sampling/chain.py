@@ -75,8 +75,9 @@ class ChainSampler:
         return self._vocab, self._named, self._all_newlines() if "xtc" in stages else None
 
     def largest_of(self, stages: Sequence[str]) -> int | None:
-        """Where a draw with these stages is each row's largest logit, among so many first ids; else None."""
-        return None if stages else self._named
+        """Where a draw with these stages is each row's largest logit, among so many first ids but the ends that it
+        ignores; else None."""
+        return self._named if set(stages) <= {ENDS} else None
 
     def open(self, spec: SequenceSpec) -> RowState:
         """RequestError for a sampled row whose seed nobody drew, since its reply could not be reported or repeated, and
