@@ -80,8 +80,9 @@ def test_the_largest_of_row_tiles_draw_what_the_sampler_draws(named):
     assert np.unique(status).tolist() == [0, 1, 2]
 
 
-def model_of(name):
+def model_of(name, **more):
     family, overrides = MODELS[name]
+    overrides = {**overrides, **more}
     family, sizes = family(), {**SMALL, "num_hidden_layers": 1, "max_position_embeddings": 192, "vocab_size": VOCAB}
     config = family.parse_config(random_checkpoint(family, {**sizes, **overrides, "vocab_size": VOCAB}))
     layout = KVLayout(
@@ -89,6 +90,16 @@ def model_of(name):
     )
     block = fused_block(family, config, HOPPER, layout.context)
     return Model(family, config, BlockIndex.of(block), layout, HOPPER, block)
+
+
+@pytest.mark.parametrize(("head_dim", "taken"), [(64, True), (128, False)])
+def test_heads_that_fill_a_tile_keep_the_launches_of_each_step(head_dim, taken):
+    model = model_of("llama", head_dim=head_dim)
+    shape, _ = launch_of(model, np.random.default_rng(5), LENGTHS)
+    sampler = ChainSampler(vocab=VOCAB)
+    assert persistent_decode.persistent_step(model, shape) is not None
+    step = steps_at_once.step_of_run(model, shape, DrawShape.of(sampler, sampler.stage_sets(8)[0], 8))
+    assert (step is not None) is taken
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["greedy", "usual"])

@@ -27,9 +27,12 @@ from mlxcel_jax_cuda.standard_steps import Pools
 
 
 def step_of_run(model: Model, shape: Shape, drawing: DrawShape) -> Step | None:
-    """Of a run of such launches, None where it is none. It tells the largest logits where they are the draw."""
+    """Of a run of such launches, None where it is none. It tells the largest logits where they are the draw.
+
+    Nor where a head fills a tile: there the step itself takes up to 3 % longer in such a run than the launches that are
+    left out (docs/performance.md)."""
     step = persistent_step(model, shape)
-    if step is None or step.rows != shape.rows or shape.logits != shape.rows:
+    if step is None or step.rows != shape.rows or shape.logits != shape.rows or step.together == 1:
         return None
     greedy = drawing.largest_of if step.head.rows >= TILE * TILE else None
     return attrs.evolve(step, named=greedy or 0)
