@@ -29,6 +29,7 @@ from mlxcel_jax_cuda.kernels.row_products_weight import (
     product_reference,
     unpack,
 )
+from mlxcel_jax_cuda.standard_tiled import ended_columns
 
 TOLERANCE = 1e-5
 """Relative: float32 sums of 256 values in another order."""
@@ -213,6 +214,11 @@ def test_tokens_of_another_shape_or_type_are_refused():
         tiled(tiles, bf16(96, 128), weight=weight, columns=96)
     with pytest.raises(ValueError, match="128 at most"):
         tiled(bf16(512, 64), bf16(256, 256), weight=Weight(128, 256, 2), columns=256)
+    with pytest.raises(ValueError, match="with a scale"):
+        scale = jnp.ones(256)
+        tiled(bf16(512, 64), bf16(256, 256), None, scale, weight=Weight(128, 256, 2), columns=256, end=Store())
+    with pytest.raises(ValueError, match="of a paired weight"):
+        tiled(bf16(1024, 64), bf16(256, 256), weight=Weight(256, 256, 2, 128), columns=256, end=Gate())
     with pytest.raises(ValueError, match="multiple of columns=64"):
         gated(tiles, bf16(65, 128), weight=gate, columns=64)
     with pytest.raises(ValueError, match="128 at most"):
@@ -302,10 +308,9 @@ def test_many_tokens_lower_for_cuda_as_one_kernel(product, weight, tokens, dtype
     assert text.count("custom_call @mosaic_gpu") == 1
 
 
-def ended_tokens(end, weight, tokens):
+def ended_tokens(end, weight, tokens, columns):
     """Of the second of three layers, by `tiled`: a function, and what it is called with."""
     at = Stacked(384, weight.packed_shape[0] + 512)
-    columns = 128 if tokens % 128 == 0 else 64
     scale = None if isinstance(end, Residual) else shape(tokens, dtype=jnp.float32)
 
     def call(tiles, x, layer, scale, extra):
@@ -316,29 +321,46 @@ def ended_tokens(end, weight, tokens):
 
 
 ENDED = [
-    (Residual(2), Weight(512, 512, 4), 256),
-    (Residual(1), Weight(512, 256), 64),
-    (HEADS, Weight(512, 256, 2, 32), 128),
-    (attrs.evolve(HEADS, runs=True), Weight(512, 256, 2, 32), 128),
-    (attrs.evolve(NORMED, runs=True), Weight(512, 256, 1, 64), 64),
+    (Residual(2), Weight(512, 512, 4), 256, 128),
+    (Residual(2), Weight(512, 512, 4), 512, 256),  # the parts beside 256 columns
+    (Residual(1), Weight(512, 256), 64, 64),
+    (HEADS, Weight(512, 256, 2, 32), 128, 128),
+    (attrs.evolve(HEADS, runs=True), Weight(512, 256, 2, 32), 128, 128),
+    (attrs.evolve(NORMED, runs=True), Weight(512, 256, 1, 64), 64, 64),
 ]
 
 
-@pytest.mark.parametrize(("end", "weight", "tokens"), ENDED, ids=repr)
-def test_many_tokens_end_in_the_launch_that_multiplies(end, weight, tokens):
+@pytest.mark.parametrize(("end", "weight", "tokens", "columns"), ENDED, ids=repr)
+def test_many_tokens_end_in_the_launch_that_multiplies(end, weight, tokens, columns):
     """What `stream` gives of as many columns, by one kernel."""
-    call, arguments = ended_tokens(end, weight, tokens)
+    call, arguments = ended_tokens(end, weight, tokens, columns)
     made = jax.eval_shape(call, *arguments)
     given = [*end.out(weight, tokens), *arguments[-1][len(arguments[-1]) - end.in_place :]]
     assert [(each.shape, each.dtype) for each in made] == [(each.shape, each.dtype) for each in given]
     assert lowered(call, *arguments).count("custom_call @mosaic_gpu") == 1
 
 
-@pytest.mark.parametrize(("end", "weight", "tokens"), ENDED, ids=repr)
-def test_warpgroups_that_end_side_by_side_add_in_places_of_their_own(end, weight, tokens):
+@pytest.mark.parametrize(("end", "weight", "tokens", "columns"), ENDED, ids=repr)
+def test_warpgroups_that_end_side_by_side_add_in_places_of_their_own(end, weight, tokens, columns):
     """Mosaic adds over rows in one place of shared memory for all warpgroups of a block, behind a barrier of one."""
-    call, arguments = ended_tokens(end, weight, tokens)
+    call, arguments = ended_tokens(end, weight, tokens, columns)
     assert "reduce_sum" not in str(jax.make_jaxpr(call)(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "weight", "columns"),
+    [
+        (512, Weight(2048, 8192, 4), 128),  # 64 blocks and not 32
+        (1024, Weight(2048, 8192, 4), 128),
+        (2048, Weight(2048, 8192, 4), 256),  # one round and not two
+        (8192, Weight(2048, 2048, 4), 256),
+        (2176, Weight(2048, 8192, 4), 128),
+        (2048, Weight(4096, 2048, 4, 64), 128),  # pairs
+        (64, Weight(2048, 8192, 4), 64),
+    ],
+)
+def test_ended_products_take_the_columns_whose_rounds_fetch_the_least(tokens, weight, columns):
+    assert ended_columns(tokens, weight, 132) == columns
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ class TiledSteps:
         eps: float | None = None,
     ) -> tuple[jax.Array, ...]:
         weight, number = shapes[group], layer_operand(layer)
-        columns, at = _ended_columns(len(x), weight, self.sms), shapes.at(group)
+        columns, at = ended_columns(len(x), weight, self.sms), shapes.at(group)
         product = apart if worth_it(len(x), weight, self.sms) else tiled
         made: tuple[jax.Array, ...] = product(
             weights.tiles, x, number, squares, extra, weight=weight, columns=columns, end=end, eps=eps,
@@ -113,13 +113,14 @@ def _columns(tokens: int, weight: Weight) -> int:
     return next(columns for columns in (256, 128, 64) if columns <= most and tokens % columns == 0)
 
 
-def _ended_columns(tokens: int, weight: Weight, sms: int) -> int:
-    """Of a launch of `tiled` with an end, whose split weights may have 256: those whose rounds of blocks fetch the
-    least, since that is what such a launch waits for."""
+def ended_columns(tokens: int, weight: Weight, sms: int) -> int:
+    """Of a launch of `tiled` with an end, whose split weights may have 256 unless they are paired: those whose rounds
+    of blocks fetch the least, since that is what such a launch waits for."""
 
     def fetched(columns: int) -> int:
         blocks = weight.rows // (2 * TILE) * (tokens // columns)
         return -(-blocks // sms) * (2 * TILE + columns)
 
     fewer, most = _columns(tokens, weight), COLUMNS[-1]
-    return most if tokens % most == 0 and fetched(most) < fetched(fewer) else fewer
+    more = weight.pair == 1 and tokens % most == 0 and fetched(most) < fetched(fewer)
+    return most if more else fewer

@@ -77,25 +77,13 @@ class Scales:
         """Of `count` tokens from an item's `first` on, `width` by `width`: one a column. None if there are none."""
         if self.eps is None:
             return ahead
-        self.keep(ahead)
-        return [_factors(self.room, first + i, width) for i in range(0, count, width)]
-
-    def keep(self, ahead: list[jax.Array]) -> None:
-        """Works 1 / rms out, to be read by `run`."""
-        if self.eps is None:
-            return
         layout = plgpu.Layout.WG_STRIDED((self.columns,), vec_size=self.columns // THREADS)
         none = plgpu.layout_cast(jnp.zeros((self.columns,), jnp.float32), layout)
         total = functools.reduce(jnp.add, ahead, none)  # as `inverse_rms` adds them
         plgpu.commit_smem()  # nobody reads those of the last item any more
         store(self.room, lax.rsqrt(total / self.depth + self.eps))
         plgpu.commit_smem()
-
-    def run(self, token: Any, first: Any, width: int) -> jax.Array | None:
-        """Of `width` tokens from an item's `first` on, once they are kept; None if there are none."""
-        if self.given is None:
-            return None
-        return _factors(*((self.given, token + first) if self.eps is None else (self.room, first)), width)
+        return [_factors(self.room, first + i, width) for i in range(0, count, width)]
 
 
 def _factors(source: Any, first: Any, count: int) -> jax.Array:

@@ -66,9 +66,9 @@ def tiled(
     """One weight's product for many tokens. Each of a block's two compute warpgroups makes 64 of its 128 rows, or where
     an `end` takes pairs both sides of a pair for half of the tokens, so that they meet in one thread.
 
-    tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; 128 at most where
-    the weight is split and there is no end). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a paired weight
-    in the order of its tiles; with an `end` what it gives and wrote in place, of T tokens.
+    tiles: packed [F * D / 64, 64] bf16.   x: [T, D] bf16, T a multiple of columns (64, 128 or 256; of a split weight
+    256 only with an end, and neither a scale nor pairs). Returns y [T, F] of `dtype`, bf16 or float32, the rows of a
+    paired weight in the order of its tiles; with an `end` what it gives and wrote in place, of T tokens.
     scale [T] float32: what a token's sums are multiplied by; with `eps` [D/64, T], sums of squares, of which it is
     1 / rms. extra, layer and at: as in `stream`.
     """
@@ -78,10 +78,12 @@ def tiled(
             f"x is {x.shape}: T must be a multiple of columns={columns} (64, 128 or 256), and D {weight.depth}"
         )
     check_tiles(tiles.shape, weight, layer, at)
-    away = S > 1 and columns > MOST_SPLIT_COLUMNS
-    if away and end is None:
-        raise ValueError(f"columns={columns} of a split weight are ended run by run: 128 at most without an end")
     both = end is not None and weight.pair > 1
+    away = S > 1 and columns > MOST_SPLIT_COLUMNS
+    if away and (end is None or both or scale is not None):
+        raise ValueError(
+            f"columns={columns} of a split weight: 128 at most without an end, with a scale, or of a paired weight"
+        )
     scale, eps = scale_or_squares(scale, eps, D, columns)
     steps, token_tiles = D // TILE, T // columns
     pools = [jax.new_ref(pool) for pool in extra[len(extra) - end.in_place :]] if end is not None else []
@@ -173,7 +175,7 @@ def tiled(
             def finish(
                 end: End,
                 sums_of: Callable[[int], Sums],
-                factors_of: Callable[[int], jax.Array | None],
+                by: list[jax.Array],
                 pair: Any,
                 token: Any,
                 ready: list[Any],
@@ -183,9 +185,9 @@ def tiled(
                 for i in range(runs):
                     ready += [before(end, pair, token, j) for j in range(len(ready), min(i + end.ahead + 1, runs))]
                     own, extra, out = few_of(end, pair, token, i)
-                    sums, factors = sums_of(i), factors_of(i)
-                    if factors is not None:
-                        sums = [x * across(factors, END_COLUMNS) for x in sums]
+                    sums = sums_of(i)
+                    if by:
+                        sums = [x * across(by[i], END_COLUMNS) for x in sums]
                     end.finish(sums, own, number, ready[i], extra, out, buffers(i))
 
             def item(n: Any, carry: Any) -> Any:
@@ -207,13 +209,8 @@ def tiled(
                     plgpu.barrier_arrive(empty.at[lax.rem(start + k, jnp.int32(slots))])
 
                 if end is not None and away:
-                    scales.keep(scales.ahead(token, first_column, own_columns, width))
                     sums_of = sums_with_room(S, steps, accumulators, multiply, release, apart_s[0].at[thread])
-
-                    def factors_of(i: int) -> jax.Array | None:
-                        return scales.run(token, first_column + i * END_COLUMNS, END_COLUMNS)
-
-                    finish(end, sums_of, factors_of, pair, token, [])
+                    finish(end, sums_of, [], pair, token, [])
                     return carry
                 total, (ahead, ready) = sums_of_parts(
                     S, steps, accumulators, multiply, release, lambda: prepare(pair, token)
@@ -224,7 +221,7 @@ def tiled(
                     def sums_at(i: int) -> Sums:
                         return [x[:, i * END_COLUMNS : (i + 1) * END_COLUMNS] for x in total]
 
-                    finish(end, sums_at, lambda i: by[i] if by else None, pair, token, list(ready))
+                    finish(end, sums_at, by, pair, token, list(ready))
                     return carry
                 (y,) = [x * across(by[0], columns) for x in total] if by else total
                 rows = pl.ds((pair * 2 + thread) * TILE, TILE)
