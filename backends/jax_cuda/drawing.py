@@ -17,6 +17,7 @@ from mlxcel.core.sampling import Carry, Sampler
 from mlxcel_jax_cuda.fingerprint import NotPlain, class_name
 
 _BOOL: Final = np.dtype(np.bool_).str
+_INT32: Final = np.dtype(np.int32).str
 
 ENDS: Final = "ends"
 """The array of the ends that rows ignore, int32 [R, 8], -1 for none."""
@@ -51,7 +52,7 @@ class DrawShape:
         """Where a row's draw is the id of its largest logit and nothing else: among so many first ids, but the `ENDS`
         that it ignores. Else None."""
         kind, sampler = _who_draws(type(self.sampler)), self.sampler
-        own = {name for name, _, _ in self.params} <= {ENDS}
+        own = set(self.params) <= {(ENDS, _INT32, (_FEW,))}
         if kind is None or "largest_of" not in vars(kind) or not own or self.top_logprobs is not None:
             return None
         found: int | None = sampler.largest_of(self.stages)  # type: ignore[attr-defined]
