@@ -9,10 +9,11 @@ from typing import Any
 import attrs
 import numpy as np
 from check_engines import Checks, Rows, not_invariant
-from random_engines import Bench, Setup
+from random_engines import Bench, GreedySampler, Setup
 from witness import DigestSampler, Seen, alone, decode, difference, seen
 
 from mlxcel.core.plan import Decode
+from mlxcel.plugins.sampling.ends import MOST
 
 Ways = Mapping[str, Callable[[], Seen]]
 SHORT = 5
@@ -80,6 +81,7 @@ def r2(checks: Checks) -> Rows:
         yield from _in_crowds(bench, SHORT, checks)
         for most, _ in bench.engine.caps.decode_runs or ((8, 1),):
             yield _in_runs(bench, checks, min(most, bench.setup.slots))
+        yield from _greedy_runs(checks, model)
     turns = []
     for bench in crowds:
         ids = bench.ids(sizes.long, sizes.long)
@@ -140,6 +142,46 @@ def _in_runs(bench: Bench, checks: Checks, crowd: int) -> dict[str, Any]:
     way = f"one of {crowd}, {count} steps at a time"
     return {"shape": setup.shape, "layers": setup.layers, "prompt": SHORT, "way": way,
             "differs": found, "wrong": bool(found)}  # fmt: skip
+
+
+def _greedy_runs(checks: Checks, model: Setup) -> Rows:
+    """Draws of the largest logit, which kernels make themselves in a run: several steps at a time against one at a
+    time, every second row ignoring ends that it would say."""
+    sizes, setup = checks.sizes, attrs.evolve(model, slots=min(checks.sizes.slots, 32), storage="paged")
+    bench = checks.engines(setup, sizes.rows_for(setup.slots), sizes.tokens[:1], sampler=GreedySampler, runs=True)
+    for crowd in sorted({1, min(8, setup.slots), setup.slots}):
+        prompts = [bench.ids(SHORT + place, place) for place in range(crowd)]
+        freely, _ = _said(bench, prompts, [frozenset()] * crowd, sizes.steps, together=False)
+        ends = [frozenset(ids[:MOST]) if place % 2 == 0 else frozenset() for place, ids in enumerate(freely)]
+        wanted, _ = _said(bench, prompts, ends, sizes.steps, together=False)
+        found, count = _said(bench, prompts, ends, sizes.steps, together=True)
+        rows = [place for place in range(crowd) if found[place] != wanted[place][: len(found[place])]]
+        ignored = all(not set(ids[1:]) & ends[place] for place, ids in enumerate(found))
+        yield {"shape": setup.shape, "layers": setup.layers, "prompt": SHORT, "changed by ends": wanted != freely,
+               "way": f"{crowd} greedy, {count} steps at a time", "differs": f"rows {rows}" if rows else "",
+               "wrong": bool(rows) or not ignored}  # fmt: skip
+
+
+def _said(
+    bench: Bench, prompts: list[np.ndarray], ends: list[frozenset[int]], steps: int, *, together: bool
+) -> tuple[list[tuple[int, ...]], int]:
+    """What greedy rows say in so many steps, or in the most whole runs of them; and the steps of a run."""
+    engine, rows = bench.engine, []
+    for ids, own in zip(prompts, ends, strict=True):
+        row = engine.open(attrs.evolve(bench.spec(ids, ignore_eos=bool(own)), eos_ids=own))
+        engine.prefill(row, bench.plan(ids))
+        rows.append(row)
+    parts = [Decode(row) for row in rows]
+    count = engine.run_length(parts) if together else 1
+    for _ in range(steps // count):
+        engine.reserve(parts, count)
+        for ticket in engine.submit_run(parts, count) if count > 1 else [engine.submit(parts)]:
+            for outcome in engine.collect(ticket):
+                if outcome.error is not None:
+                    raise outcome.error
+    said = [tuple(engine.view(row).output) for row in rows]
+    bench.close_rows()
+    return said, count
 
 
 def _in_turns(rows: list[Rows]) -> Rows:
