@@ -214,8 +214,8 @@ def test_tokens_of_another_shape_or_type_are_refused():
         tiled(tiles, bf16(96, 128), weight=weight, columns=96)
     with pytest.raises(ValueError, match="128 at most"):
         tiled(bf16(512, 64), bf16(256, 256), weight=Weight(128, 256, 2), columns=256)
+    scale = jnp.ones(256)
     with pytest.raises(ValueError, match="with a scale"):
-        scale = jnp.ones(256)
         tiled(bf16(512, 64), bf16(256, 256), None, scale, weight=Weight(128, 256, 2), columns=256, end=Store())
     with pytest.raises(ValueError, match="of a paired weight"):
         tiled(bf16(1024, 64), bf16(256, 256), weight=Weight(256, 256, 2, 128), columns=256, end=Gate())

@@ -15,15 +15,13 @@ import numpy as np
 from mlxcel.core.plan import SamplingArrays
 from mlxcel.core.sampling import Carry, Sampler
 from mlxcel_jax_cuda.fingerprint import NotPlain, class_name
+from mlxcel_jax_cuda.kernels.sizes import FEW_IDS
 
 _BOOL: Final = np.dtype(np.bool_).str
 _INT32: Final = np.dtype(np.int32).str
 
 ENDS: Final = "ends"
 """The array of the ends that rows ignore, int32 [R, 8], -1 for none."""
-
-_FEW: Final = 8
-"""Numbers of a row in one array that is no list yet: the ends that it ignores, of which the chain has as many."""
 
 
 @attrs.frozen(cache_hash=True)
@@ -52,7 +50,7 @@ class DrawShape:
         """Where a row's draw is the id of its largest logit and nothing else: among so many first ids, but the `ENDS`
         that it ignores. Else None."""
         kind, sampler = _who_draws(type(self.sampler)), self.sampler
-        own = set(self.params) <= {(ENDS, _INT32, (_FEW,))}
+        own = set(self.params) <= {(ENDS, _INT32, (FEW_IDS,))}
         if kind is None or "largest_of" not in vars(kind) or not own or self.top_logprobs is not None:
             return None
         found: int | None = sampler.largest_of(self.stages)  # type: ignore[attr-defined]
@@ -84,7 +82,7 @@ class DrawShape:
     def narrow(self) -> bool:
         """Whether a row brings few numbers and no lists, and asks for its token alone. Such sets of stages are few,
         quickly compiled, and what nearly all rows use."""
-        return self.top_logprobs is None and all(math.prod(behind) <= _FEW for _, _, behind in self.params)
+        return self.top_logprobs is None and all(math.prod(behind) <= FEW_IDS for _, _, behind in self.params)
 
 
 _ON_THE_HOST: Final = {name for name in vars(Sampler) if name != "draw" and not name.startswith("_")}

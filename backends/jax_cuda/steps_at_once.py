@@ -14,8 +14,8 @@ from jax import lax
 from mlxcel_jax_cuda.block_arrays import BlockWeights, Shapes
 from mlxcel_jax_cuda.drawing import ENDS, DrawShape, LastDrawn, drawn, unpack_draw
 from mlxcel_jax_cuda.kernels.persistent_shape import Step
-from mlxcel_jax_cuda.kernels.persistent_step import FEW_IDS, Removed, Stacked, Tokens, decode_step
-from mlxcel_jax_cuda.kernels.sizes import TILE
+from mlxcel_jax_cuda.kernels.persistent_step import Removed, Stacked, Tokens, decode_step
+from mlxcel_jax_cuda.kernels.sizes import FEW_IDS, TILE
 from mlxcel_jax_cuda.kernels.step_begin import Pages
 from mlxcel_jax_cuda.kernels.step_between import Begins, Largest, between
 from mlxcel_jax_cuda.launch import Shape
@@ -24,6 +24,9 @@ from mlxcel_jax_cuda.persistent_decode import persistent_step, places_of
 from mlxcel_jax_cuda.standard_block import turns
 from mlxcel_jax_cuda.standard_hopper import embedding, packed
 from mlxcel_jax_cuda.standard_steps import Pools
+
+_drawn = jax.jit(drawn, static_argnums=0)
+"""Traced once for all steps of a run."""
 
 
 def step_of_run(model: Model, shape: Shape, drawing: DrawShape) -> Step | None:
@@ -102,7 +105,7 @@ def run_at_once(
             largest = Largest(*made.largest)
             continue
         logits = lax.optimization_barrier(made.logits)  # type: ignore[no-untyped-call]
-        last, told = drawn(drawing, logits, last, parts[number, shape.size :])
+        last, told = _drawn(drawing, logits, last, parts[number, shape.size :])
         last = lax.optimization_barrier(last)  # type: ignore[no-untyped-call]
         words.append(told.words)
     if largest is not None:
@@ -115,9 +118,10 @@ def run_at_once(
 def _removed(drawing: DrawShape, buffer: jax.Array) -> Removed:
     """The ends that rows ignore, which are the same in all steps of a run. buffer: of the first one's draw."""
     _, params = unpack_draw(drawing, buffer)
-    ids = params.get(ENDS, jnp.full((drawing.rows, FEW_IDS), -1, jnp.int32)).T
-    tiles, none = ids // TILE, ids < 0
-    first = jnp.min(jnp.where(none, np.iinfo(np.int32).max, tiles))
+    none = jnp.full((drawing.rows, FEW_IDS), -1, jnp.int32)
+    ids = (params[ENDS] if ENDS in drawing.stages else none).T
+    tiles = ids // TILE
+    first = jnp.min(jnp.where(ids < 0, np.iinfo(np.int32).max, tiles))
     span = jnp.stack([first, jnp.max(tiles)])
     found: tuple[jax.Array, jax.Array] = lax.optimization_barrier((ids, span))  # type: ignore[no-untyped-call]
     return Removed(*found)

@@ -36,7 +36,8 @@ class Together:
     def of_grid(
         cls, blocks: int, *, active: bool = True, watch: Watch | None = None, here: Any | None = None
     ) -> Together:
-        """`here`: where to count. Without it a semaphore, which XLA zeroes by a launch of its own."""
+        """`here`: where to count, of a step that is not watched. Without it a semaphore, which XLA zeroes by a launch
+        of its own."""
         if here is not None:
             return cls(here, blocks, active, None, counted=True)
         return cls(pl.get_global(plgpu.SemaphoreType.REGULAR), blocks, active, watch)

@@ -31,7 +31,7 @@ from mlxcel_jax_cuda.kernels.persistent_watch import EVENTS, Watch
 from mlxcel_jax_cuda.kernels.persistent_words import Exchange, clear
 from mlxcel_jax_cuda.kernels.persistent_words import fill as fill_words
 from mlxcel_jax_cuda.kernels.row_products_weight import STEP
-from mlxcel_jax_cuda.kernels.sizes import TILE
+from mlxcel_jax_cuda.kernels.sizes import FEW_IDS, TILE
 
 UNGUARDED = dataclasses.replace(FAST, unsafe_no_auto_barriers=True, reduction_scratch_bytes=SUM_BYTES)
 """Without a barrier of the warpgroup before and behind every store, and before every copy. What some threads write and
@@ -51,10 +51,6 @@ class Stacked(NamedTuple):
     gains: jax.Array  # float32 [2 L + 1, D], offsets added: attention's and MLP's norm of each layer, the final norm
     bias: jax.Array | None  # float32 [L, F] of qkv, in the order of its tiles
     head_gains: jax.Array | None  # float32 [L, 2, 2, d/2]: of q and of k, the halves of a head apart
-
-
-FEW_IDS = 8
-"""That a row may remove."""
 
 
 class Removed(NamedTuple):

@@ -8,3 +8,6 @@ SMS = 132
 
 SMEM_BYTES = 222 * 1024
 """Shared memory of a block for rings and operands; the rest of 227 KiB is barriers and scratch."""
+
+FEW_IDS = 8
+"""Numbers of a row that are no list yet: the ends that it ignores, of which the sampler's chain has as many."""
