@@ -211,8 +211,12 @@ class JaxBackend:
             running = self._started()
             await_end(program, (*running.kv, *running.last))
 
-    def _listed(self, running: Running, closed: Iterable[Programs]) -> Iterator[Program]:
-        """Every program with what it will be called with, or with what only looks like it."""
+    def _listed(self, running: Running, closed: Sequence[Programs]) -> Iterator[Program]:
+        """Every program with what it will be called with, or with what only looks like it. Draws first: the wide ones
+        take longest to compile and are quickly lowered, and those of kernels the other way round."""
+        for each in closed:
+            for asked in each.draws:
+                yield running.draw_program(asked)
         for each in closed:
             for asked in each.whole:
                 yield running.whole_program(each.launch, asked)
@@ -220,8 +224,6 @@ class JaxBackend:
                 yield running.run_program(run)
             if each.alone:
                 yield running.forward_program(each.launch)
-            for asked in each.draws:
-                yield running.draw_program(asked)
         if running.layout.paged:  # else a page is a whole row, which nobody copies, and eight of them are many
             yield Program("copies of pages", storage.copy_pages, running.for_copies(running.no_copies))
         yield Program("clearing of pages", storage.clear_spoilt, running.for_clearing(*running.nobody))
