@@ -10,8 +10,8 @@ first. What a null arm differs from its source by in any round is the noise of a
 decides nothing.
 
 D30: the time to the first token. The other chunk wins if it is faster in a cell and slower in none. D31: decode rate
-and time to the first token. Paged wins unless it is worse in a cell. D32: the widest noise, rounded up to half a
-percent.
+and time to the first token. Paged wins unless it is worse in a cell. D32: of each figure the widest noise, rounded up
+to half a percent.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ ROUNDS = 5
 
 
 def rows(decision: str, files: Sequence[Path]) -> list[str]:
-    """A row a record, cell and figure, each with the verdict of all of them. ValueError for records that cannot decide
-    it."""
-    measured = [(file, figure) for file in files for figure in figures(decision, file)]
-    found = verdict(decision, [figure for _, figure in measured])
-    return [_row(decision, file, figure, found) for file, figure in measured]
+    """A row a record, cell and figure, each with the verdict of all of them, of D32 of all of that figure. ValueError
+    for records that cannot decide it."""
+    measured = [(file, each) for file in files for each in figures(decision, file)]
+
+    def decided(figure: str) -> str:
+        own = [each for _, each in measured if decision != "D32" or each["figure"] == figure]
+        return verdict(decision, own)
+
+    return [_row(decision, file, each, decided(each["figure"])) for file, each in measured]
 
 
 def figures(decision: str, file: Path) -> list[dict[str, Any]]:

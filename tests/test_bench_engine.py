@@ -27,7 +27,7 @@ from mlxcel.tools.bench.timing import RowTimes, figures, percentile
 from mlxcel.tools.bench.traffic import Traffic
 from mlxcel.tools.bench.watch import StepWatch
 from mlxcel.tools.model_choice import ChosenModel
-from mlxcel.tools.regression import THRESHOLD_PERCENT, is_lost, loss_percent
+from mlxcel.tools.regression import THRESHOLDS_PERCENT, is_lost, loss_percent
 
 MS = 1_000_000
 
@@ -255,18 +255,22 @@ def test_copies_that_differ_are_told_and_the_table_marks_notes() -> None:
 def test_a_loss_is_less_of_what_should_be_more_and_more_of_what_should_be_less() -> None:
     assert (loss_percent("decode_tok_s", 200, 198), loss_percent("ttft_ms", 50, 51)) == (1, 2)
     assert (loss_percent("decode_tok_s", 200, 202), loss_percent("ttft_ms", 50, 49)) == (-1, -2)
-    edge = 100 - THRESHOLD_PERCENT
-    assert not is_lost("decode_tok_s", 100, edge)
-    assert is_lost("decode_tok_s", 100, edge - 1e-6)
+    for figure, worse in (("decode_tok_s", -1), ("ttft_ms", 1)):
+        edge = 100 + worse * THRESHOLDS_PERCENT[figure]
+        assert not is_lost(figure, 100, edge)
+        assert is_lost(figure, 100, edge + worse * 1e-6)
+
+
+FIRST, RATE = THRESHOLDS_PERCENT["ttft_ms"], THRESHOLDS_PERCENT["decode_tok_s"]
 
 
 @pytest.mark.parametrize(
     ("now", "words"),
     [
         ((10.0, 500.0), ["held", "held"]),
-        ((10.0 * (1 + 0.009 * THRESHOLD_PERCENT), 500.0 * (1 - 0.009 * THRESHOLD_PERCENT)), ["held", "held"]),
-        ((10.0, 500.0 * (1 - 0.02 * THRESHOLD_PERCENT)), ["held", "LOST"]),
-        ((10.0 * (1 + 0.02 * THRESHOLD_PERCENT), 500.0), ["LOST", "held"]),
+        ((10.0 * (1 + 0.009 * FIRST), 500.0 * (1 - 0.009 * RATE)), ["held", "held"]),
+        ((10.0, 500.0 * (1 - 0.02 * RATE)), ["held", "LOST"]),
+        ((10.0 * (1 + 0.02 * FIRST), 500.0), ["LOST", "held"]),
         ((5.0, 900.0), ["better", "better"]),
     ],
 )

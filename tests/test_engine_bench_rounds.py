@@ -420,8 +420,8 @@ def test_a_loss_above_the_threshold_ends_with_1(
 ) -> None:  # fmt: skip
     from rounds import comparison
 
-    rule = comparison.rule()
-    monkeypatch.setattr(comparison, "rule", lambda: comparison.Rule(1.0, rule.metrics, rule.loss))
+    rule = comparison.Rule({"ttft_ms": 50.0, "decode_tok_s": 1.0}, comparison.rule().loss)
+    monkeypatch.setattr(comparison, "rule", lambda: rule)
     capsys.readouterr()
     out = tmp_path / "out"
     more = ["--arm", "a=", "--rounds", "1", "--extra", f"--rate {rate}"]
@@ -441,7 +441,8 @@ def test_the_threshold_is_the_engines(base: Path) -> None:
     from mlxcel.tools import regression
 
     rule = comparison.rule()
-    assert (rule.threshold, rule.metrics) == (regression.THRESHOLD_PERCENT, tuple(regression.BETTER))
+    assert rule.thresholds == regression.THRESHOLDS_PERCENT
+    assert set(rule.thresholds) == set(regression.BETTER)
     assert rule.loss("ttft_ms", 10, 11) == regression.loss_percent("ttft_ms", 10, 11)
 
 

@@ -13,29 +13,28 @@ from rounds.summary import summarise
 from rounds.tables import cell_words
 
 RULE = Path(__file__).parent.parent.parent / "mlxcel" / "tools" / "regression.py"
-"""The one place of the threshold. It needs the standard library alone; importing it by its name would need mlxcel."""
+"""The one place of the thresholds. It needs the standard library alone; importing it by its name would need mlxcel."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Percent that may be lost, and the loss of each metric that counts."""
+    """Percent that each metric that counts may lose, and its loss."""
 
-    threshold: float
-    metrics: tuple[str, ...]
+    thresholds: Mapping[str, float]
     loss: Callable[[str, float, float], float]
 
 
 def rule() -> Rule:
     found = runpy.run_path(str(RULE))
-    return Rule(found["THRESHOLD_PERCENT"], tuple(found["BETTER"]), found["loss_percent"])
+    return Rule(found["THRESHOLDS_PERCENT"], found["loss_percent"])
 
 
 def compare(base: Sequence[Record], records: Sequence[Record]) -> int:
-    """Printed; 1 if more than the threshold is lost anywhere, else 0."""
+    """Printed; 1 if more than a threshold is lost anywhere, else 0."""
     known = rule()
     found = beside(base, records, known)
     print(*other_extra(base, records), *comparison_lines(found, known), sep="\n", flush=True)
-    return int(any(each.loss > known.threshold for each in found))
+    return int(any(each.lost for each in found))
 
 
 def check_plan(base: Sequence[Record], now: Record) -> None:
@@ -63,7 +62,7 @@ def check_place(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Beside:
-    """Medians of one cell, metric and arm. `loss` is in percent, below 0 for a gain."""
+    """Medians of one cell, metric and arm. `loss` is in percent, below 0 for a gain; `lost`: it counts."""
 
     cell: str
     metric: str
@@ -71,6 +70,7 @@ class Beside:
     before: float
     now: float
     loss: float
+    lost: bool
 
 
 def beside(base: Sequence[Record], records: Sequence[Record], rule: Rule) -> list[Beside]:
@@ -79,7 +79,7 @@ def beside(base: Sequence[Record], records: Sequence[Record], rule: Rule) -> lis
     nulls = {null["name"] for null in of_kind(records, "header")[0]["nulls"]}
     found = []
     for record in summarise(records):
-        if record["metric"] not in rule.metrics:
+        if record["metric"] not in rule.thresholds:
             continue
         for arm, spread in record["arms"].items():
             if arm in nulls:
@@ -89,7 +89,8 @@ def beside(base: Sequence[Record], records: Sequence[Record], rule: Rule) -> lis
                 raise Refused(f"the earlier rounds have no {record['metric']} of {arm!r}: {cell_words(record)}")
             before, now = known["median"], spread["median"]
             loss = rule.loss(record["metric"], before, now)
-            found.append(Beside(cell_words(record), record["metric"], arm, before, now, loss))
+            lost = loss > rule.thresholds[record["metric"]]
+            found.append(Beside(cell_words(record), record["metric"], arm, before, now, loss, lost))
     return found
 
 
@@ -101,8 +102,9 @@ def other_extra(base: Sequence[Record], records: Sequence[Record]) -> Iterator[s
 
 
 def comparison_lines(found: Sequence[Beside], rule: Rule) -> Iterator[str]:
-    yield f"against the earlier rounds; a loss of more than {rule.threshold:g} % counts"
+    allowed = ", ".join(f"{most:g} % of {metric}" for metric, most in rule.thresholds.items())
+    yield f"against the earlier rounds; a loss counts of more than {allowed}"
     for each in found:
-        verdict = "LOST" if each.loss > rule.threshold else "held"
+        verdict = "LOST" if each.lost else "held"
         change = f"{abs(each.loss):.2f} % {'worse' if each.loss > 0 else 'better'}"
         yield f"  {verdict}  {each.cell}: {each.metric} of {each.arm}: {each.now:.5g}, was {each.before:.5g}, {change}"

@@ -14,7 +14,7 @@ import attrs
 from mlxcel.errors import MlxcelError, UsageError
 from mlxcel.tools.bench.cells import cell_of, cell_words
 from mlxcel.tools.bench.records import TOOL
-from mlxcel.tools.regression import BETTER, THRESHOLD_PERCENT, is_lost, loss_percent
+from mlxcel.tools.regression import BETTER, THRESHOLDS_PERCENT, is_lost, loss_percent
 
 SAME: Final = ("device", "backend", "level", "dtype", "model", "quantisation", "params")
 """Fields of a header in which two runs must agree: figures of another device or model say nothing."""
@@ -116,8 +116,9 @@ class Base:
 def require_held(verdicts: Sequence[Verdict]) -> None:
     """FiguresLost where one is."""
     if lost := sum(verdict.lost for verdict in verdicts):
+        allowed = ", ".join(f"{most:g} % of {figure}" for figure, most in THRESHOLDS_PERCENT.items())
         raise FiguresLost(
-            f"{lost} of {len(verdicts)} figures are worse by more than {THRESHOLD_PERCENT:g} %",
+            f"{lost} of {len(verdicts)} figures are worse by more than they may: {allowed}",
             hint="measure both sides again in rounds (docs/benchmarking.md) before you believe it",
         )
 
