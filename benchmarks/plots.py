@@ -24,14 +24,21 @@ AXES: Mapping[Kind, str] = {"context": "context (tokens)", "batch": "batch (rows
 OURS = ("#0b5cad", "#00877a", "#7b3fa0", "#b3420a", "#3d6b1f", "#a11450")
 THEIRS = ("#8c6d1f", "#c2452d", "#6b6b6b", "#a06bb0", "#2f8fa8", "#b08a6a", "#7d8f3c", "#c47a9a")
 MARKERS_OF_OURS, MARKERS_OF_THEIRS = "osD^v", "x+12*"
-LEGEND_WIDTH = 62
+LEGEND_WIDTH = 88
 """Letters of a line."""
+LEGEND_COLUMNS = 2
+LINE_INCHES, AXES_INCHES = 0.135, 4.8
+"""Of a line of the legend, which stands below the axes, and of these."""
+APART = 1.1
+"""Times that a tick is more than the one before it, at least: else their words meet."""
 
 
 def figure(shape: str, kind: Kind, points: Points, others: Sequence[str] = ()) -> Figure:
     """Lines of one shape. Ours are broad, others' are thin, what is arithmetic is broken. A name keeps its colour in
     all pictures: `others` are those of all of them, in order."""
-    picture = Figure(figsize=(11, 5.5), facecolor="white", layout="constrained")
+    told = sum(len(label(line).splitlines()) + 0.6 for line in points)
+    size = (11, AXES_INCHES + LINE_INCHES * told / LEGEND_COLUMNS)
+    picture = Figure(figsize=size, facecolor="white", layout="constrained")
     axes = picture.add_subplot(facecolor="white")
     ours = [line for line in points if line.own]
     for line in sorted(points, key=lambda line: (not line.own, not line.bound)):
@@ -44,13 +51,14 @@ def figure(shape: str, kind: Kind, points: Points, others: Sequence[str] = ()) -
             place = others.index(line.name)
             style = {"color": THEIRS[place % len(THEIRS)], "marker": MARKERS_OF_THEIRS[place % 5], "linewidth": 1}
         _draw(axes, line, points[line], {**style, "zorder": 3 if line.own else 2})
-    ticks = sorted({point.x for values in points.values() for point in values})
+    ticks = apart(sorted({point.x for values in points.values() for point in values}))
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=45 if len(ticks) > 8 else 0)
     axes.minorticks_off()
     if kind == "batch":
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_minor_formatter("{x:,.0f}")
     else:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(AXES[kind])
@@ -58,8 +66,21 @@ def figure(shape: str, kind: Kind, points: Points, others: Sequence[str] = ()) -
     axes.set_title(f"{shape}: {TITLES[kind]}", loc="left")
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=7.5, frameon=False, labelspacing=0.9)
+    picture.legend(loc="outside lower left", ncols=LEGEND_COLUMNS, fontsize=7.5, frameon=False, labelspacing=0.6)
     return picture
+
+
+def apart(values: Sequence[float]) -> list[float]:
+    """Those of ascending values that are not about the one kept before."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or value >= kept[-1] * APART:
+            kept.append(value)
+    return kept
+
+
+def label(line: Line) -> str:
+    return textwrap.fill(f"{line.name} ({line.how})", LEGEND_WIDTH)
 
 
 def draw(points: Points, folder: Path, formats: Sequence[str]) -> list[Path]:
@@ -67,7 +88,13 @@ def draw(points: Points, folder: Path, formats: Sequence[str]) -> list[Path]:
     written = []
     others = list(dict.fromkeys(line.name for line in points if not line.own and not line.bound))
     for shape, kind in dict.fromkeys((line.shape, line.kind) for line in points if line.own):
-        chosen = {line: values for line, values in points.items() if (line.shape, line.kind) == (shape, kind)}
+        chosen = {
+            line: values
+            for line, values in points.items()
+            if (line.shape, line.kind) == (shape, kind) and not (kind == "batch" and _of_one_row(values))
+        }
+        if not any(line.own for line in chosen):
+            continue
         with mpl.rc_context({"svg.hashsalt": "mlxcel", "svg.fonttype": "none"}):
             picture = figure(shape, kind, chosen, others)
             for name in formats:
@@ -77,13 +104,17 @@ def draw(points: Points, folder: Path, formats: Sequence[str]) -> list[Path]:
     return written
 
 
+def _of_one_row(values: Sequence[Point]) -> bool:
+    """It is in the picture of contexts."""
+    return all(point.x == 1 for point in values)
+
+
 def _draw(axes: Any, line: Line, values: Sequence[Point], style: Mapping[str, Any]) -> None:
     x, rates = [point.x for point in values], [point.rate for point in values]
     below = [point.rate - point.low for point in values]
     above = [point.high - point.rate for point in values]
-    label = textwrap.fill(f"{line.name} ({line.how})", LEGEND_WIDTH)
     errors = (below, above) if any(below + above) else None
-    axes.errorbar(x, rates, yerr=errors, label=label, capsize=2, elinewidth=1, markersize=6, **style)
+    axes.errorbar(x, rates, yerr=errors, label=label(line), capsize=2, elinewidth=1, markersize=6, **style)
 
 
 def main() -> None:
