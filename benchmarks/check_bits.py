@@ -156,7 +156,7 @@ def _greedy_runs(checks: Checks, model: Setup) -> Rows:
         wanted, _ = _said(bench, prompts, ends, sizes.steps, together=False)
         found, count = _said(bench, prompts, ends, sizes.steps, together=True)
         rows = [place for place in range(crowd) if found[place] != wanted[place][: len(found[place])]]
-        ignored = all(not set(ids[1:]) & ends[place] for place, ids in enumerate(found))
+        ignored = all(not set(ids) & ends[place] for place, ids in enumerate(found))
         yield {"shape": setup.shape, "layers": setup.layers, "prompt": SHORT, "changed by ends": wanted != freely,
                "way": f"{crowd} greedy, {count} steps at a time", "differs": f"rows {rows}" if rows else "",
                "wrong": bool(rows) or not ignored}  # fmt: skip
@@ -169,7 +169,9 @@ def _said(
     engine, rows = bench.engine, []
     for ids, own in zip(prompts, ends, strict=True):
         row = engine.open(attrs.evolve(bench.spec(ids, ignore_eos=bool(own)), eos_ids=own))
-        engine.prefill(row, bench.plan(ids))
+        outcome = engine.prefill(row, bench.plan(ids))
+        if outcome.error is not None:
+            raise outcome.error
         rows.append(row)
     parts = [Decode(row) for row in rows]
     count = engine.run_length(parts) if together else 1

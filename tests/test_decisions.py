@@ -86,7 +86,8 @@ def test_the_code_holds_to_the_verdicts(row: str) -> None:
     records = {cells[1] for cells in measured() if cells[0] == row}
     assert "not measured yet" not in records
     assert "to be decided" not in told[2]
-    assert all(value in told[2] for _, value in verdicts)
+    unit = " %" if row == "D32" else ""
+    assert all(re.search(rf"(?<![\w.]){value}{unit}(?![\w.])", told[2]) for _, value in verdicts), told[2]
 
 
 @pytest.mark.parametrize("row", ["D30", "D31", "D32"])

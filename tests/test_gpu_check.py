@@ -82,6 +82,21 @@ class RunsOfOnePosition(InRuns):
         return super().submit_run(plans)
 
 
+class RunsWithEnds(InRuns):
+    """A run draws the ends that its rows ignore."""
+
+    def submit_run(self, plans):
+        ignored = [plan.sampling.params.get("ends") for plan in plans]
+        forgotten = [
+            plan if ends is None else attrs.evolve(
+                plan,
+                sampling=attrs.evolve(plan.sampling, params={**plan.sampling.params, "ends": np.full_like(ends, -1)}),
+            )
+            for plan, ends in zip(plans, ignored, strict=True)
+        ]  # fmt: skip
+        return super().submit_run(forgotten)
+
+
 class NumpyEngines:
     """In the place of CheckEngines."""
 
@@ -134,6 +149,7 @@ def test_nothing_is_wrong_without_a_mistake(found, section):
     [
         ("r2", StaleEntry, {"a prompt cache hit"}),
         ("r2", SwappedTokens, {"chunk of 256"}),
+        ("r2", RunsWithEnds, {"1 greedy, 4 steps at a time", "8 greedy, 4 steps at a time"}),
         ("widths", SwappedTokens, {"1 to 30 tokens of a piece"}),
         ("schedules", StaleTables, set()),
         ("schedules", StaleEntry, set()),
@@ -152,7 +168,14 @@ def test_nothing_that_is_compared_by_logits_goes_by_runs(found):
     assert not wrong(found("check_bits", "widths", RunsOfOnePosition))
 
 
-@pytest.mark.parametrize(("section", "way"), [("r2", "one of 8, 4 steps at a time"), ("steps", "8 pages a row")])
+@pytest.mark.parametrize(
+    ("section", "way"),
+    [
+        ("r2", "one of 8, 4 steps at a time"),
+        ("r2", "8 greedy, 4 steps at a time"),
+        ("steps", "8 pages a row"),
+    ],
+)
 def test_runs_of_steps_are_compared_by_tokens_that_follow_from_bits(found, section, way):
     rows = [row for row in found(SECTIONS[section], section, InRuns) if row["way"] == way]
     assert rows
