@@ -8,7 +8,7 @@ Each arm is a process of its own in each round; round r begins with arm r. A nul
 (--null-every-arm: of each) as a process of its own: how far it is from its source is what no difference looks like.
 Before each process the host has to be quiet, for which it waits --gate-timeout seconds at most.
 
-Records go to --out as each process ends, the summary to stdout. Exit codes: 0; 1 for a loss over the threshold under
+Records go to --out as each process ends, the summary to stdout. Exit codes: 0; 1 for a loss over its threshold under
 --compare; 2 for what is refused; 3 where a process failed; 128 and the signal's number (130 for Ctrl-C) where it was
 interrupted, which leaves no process behind. Needs nothing but Python.
 """

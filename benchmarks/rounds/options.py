@@ -106,7 +106,7 @@ def _parser(description: str) -> argparse.ArgumentParser:
     add("--gate-busy", type=_names, default=list(BUSY), metavar="LIST", help="names of processes, '*' for any letters")
     add("--run-timeout", type=_told(_amount(zero=True)), default=3600.0, metavar="S", help="of a process; 0: none")
     add("--summarise", type=Path, metavar="FILE", help="compute the summary of an earlier file")
-    add("--compare", type=Path, metavar="FILE", help="end with 1 where a median lost more than the threshold")
+    add("--compare", type=Path, metavar="FILE", help="end with 1 where a median lost more than its threshold")
     return parser
 
 

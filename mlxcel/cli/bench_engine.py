@@ -72,7 +72,7 @@ def _option(flags: tuple[str, ...], kind: Kind, default: Any, words: str, **more
         *random_weights_options(),
         _option(("--label",), TEXT, None, "A word for the header."),
         _option(("--out",), FILE, None, "Append the records to this file too."),
-        _option(("--compare",), FILE, None, "Earlier records: exit 1 where a figure is worse than theirs."),
+        _option(("--compare",), FILE, None, "Earlier records: exit 1 where a figure loses more than it may."),
         SectionOption(
             ("--no-copy-bandwidth",), is_flag=True, help="Do not measure how fast memory is copied.", section=SECTION
         ),

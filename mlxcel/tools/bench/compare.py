@@ -24,7 +24,7 @@ Shape = tuple[Any, ...]
 
 
 class FiguresLost(MlxcelError):
-    """A run was slower than an earlier one by more than the threshold."""
+    """A run was slower than an earlier one by more than a figure may lose."""
 
     code = "figures_lost"
     exit_code = 1
