@@ -103,7 +103,7 @@ def given():
     buffer = np.zeros((STEPS, STRIDE), np.int32)
     buffer[:, :16] = rng.integers(0, VOCAB, (STEPS, ROWS))
     buffer[:, 0:12:2] = CARRY
-    lengths = np.array([1, 64, 65, 200, 500, 7, 130, 0, 33, 90, 257, 2, 0, 0, 0, 0])
+    lengths = np.array([1, 64, 300, 400, 500, 7, 330, 0, 33, 490, 257, 270, 280, 0, 290, 0])
     slots = np.where(lengths > 0, rng.permutation(SLOTS)[:ROWS], SLOTS)
     for step, part in enumerate(buffer):
         own = np.where(lengths > 0, lengths + step, 0)
