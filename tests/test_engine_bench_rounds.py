@@ -434,6 +434,27 @@ def test_a_loss_above_the_threshold_ends_with_1(
     assert main(["--summarise", str(out), "--compare", str(base)]) == code
 
 
+@pytest.mark.parametrize(("times", "code"), [(1.4, 0), (1.6, 1)])
+def test_each_figure_has_a_threshold_of_its_own(
+    times: float, code: int, base: Path, main: Main, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rounds import comparison
+
+    rule = comparison.Rule({"ttft_ms": 50.0, "decode_tok_s": 1.0}, comparison.rule().loss)
+    monkeypatch.setattr(comparison, "rule", lambda: rule)
+    later = base.with_name("later")
+    slower = [
+        {**record, **({"ttft_ms": record["ttft_ms"] * times} if "ttft_ms" in record else {})} for record in read(base)
+    ]
+    later.write_text("".join(f"{json.dumps(record)}\n" for record in slower))
+    capsys.readouterr()
+    assert main(["--summarise", str(later), "--compare", str(base)]) == code
+    printed = capsys.readouterr().out
+    assert f"{100 * times - 100:.2f} % worse" in printed
+    assert printed.count("LOST") == code
+    assert "a loss counts of more than 50 % of ttft_ms, 1 % of decode_tok_s" in printed
+
+
 def test_the_threshold_is_the_engines(base: Path) -> None:
     """docs/spec/engine.md D32."""
     from rounds import comparison
