@@ -10,8 +10,8 @@ first. What a null arm differs from its source by in any round is the noise of a
 decides nothing.
 
 D30: the time to the first token. The other chunk wins if it is faster in a cell and slower in none. D31: decode rate
-and time to the first token. Paged wins unless it is worse in a cell. D32: of each figure the widest noise, rounded up
-to half a percent.
+and time to the first token. Paged wins unless it is worse in a cell. D32: of each figure, with long prompts and with
+short ones, the widest noise, rounded up to half a percent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from rounds.records import Refused, of_kind, read_records
 from rounds.summary import summarise
 
-from mlxcel.tools.regression import BETTER
+from mlxcel.tools.regression import BETTER, LONG
 
 ADR = Path(__file__).parent.parent / "docs/adr/0007-unified-batch-native-engine.md"
 FLAG = {"D30": "--prefill-chunk", "D31": "--kv-storage"}
@@ -40,20 +40,22 @@ ROUNDS = 5
 
 
 def rows(decision: str, files: Sequence[Path]) -> list[str]:
-    """A row a record, cell and figure, each with the verdict of all of them, of D32 of all of that figure. ValueError
-    for records that cannot decide it."""
+    """A row a record, cell and figure, each with the verdict of all of them, of D32 of those of that figure and of as
+    long prompts. ValueError for records that cannot decide it."""
     measured = [(file, each) for file in files for each in figures(decision, file)]
 
-    def decided(figure: str) -> str:
-        own = [each for _, each in measured if decision != "D32" or each["figure"] == figure]
-        return verdict(decision, own)
+    def kind(figure: dict[str, Any]) -> tuple[Any, ...]:
+        return (figure["figure"], figure["prompt"] >= LONG) if decision == "D32" else ()
 
-    return [_row(decision, file, each, decided(each["figure"])) for file, each in measured]
+    def decided(figure: dict[str, Any]) -> str:
+        return verdict(decision, [each for _, each in measured if kind(each) == kind(figure)])
+
+    return [_row(decision, file, each, decided(each)) for file, each in measured]
 
 
 def figures(decision: str, file: Path) -> list[dict[str, Any]]:
-    """Of one file: `where`, `figure`, `arms`, `delta` of the second of them against the first, `noise`, and the
-    `values` of the flag that they differ in."""
+    """Of one file: `where`, `prompt`, `figure`, `arms`, `delta` of the second of them against the first, `noise`, and
+    the `values` of the flag that they differ in."""
     records = read_records(file)
     headers = of_kind(records, "header")  # one a call that added rounds
     header, rounds = headers[0], sum(each["rounds"] for each in headers)
@@ -69,7 +71,8 @@ def figures(decision: str, file: Path) -> list[dict[str, Any]]:
         if each["metric"] in FIGURES[decision]:
             found.append({
                 "where": f"{header['model']}, {each['path']}, {each['prompt_target_len']}, {each['batch']}",
-                "figure": each["metric"], "arms": arms, "values": values, "noise": each["widest_null_percent"],
+                "prompt": each["prompt_target_len"], "figure": each["metric"], "arms": arms, "values": values,
+                "noise": each["widest_null_percent"],
                 "delta": each["deltas"][arms[1]]["median"] if len(arms) > 1 else None,
             })  # fmt: skip
     return found

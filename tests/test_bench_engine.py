@@ -27,7 +27,7 @@ from mlxcel.tools.bench.timing import RowTimes, figures, percentile
 from mlxcel.tools.bench.traffic import Traffic
 from mlxcel.tools.bench.watch import StepWatch
 from mlxcel.tools.model_choice import ChosenModel
-from mlxcel.tools.regression import THRESHOLDS_PERCENT, is_lost, loss_percent
+from mlxcel.tools.regression import BETTER, LONG, is_lost, loss_percent, may_lose
 
 MS = 1_000_000
 
@@ -255,13 +255,15 @@ def test_copies_that_differ_are_told_and_the_table_marks_notes() -> None:
 def test_a_loss_is_less_of_what_should_be_more_and_more_of_what_should_be_less() -> None:
     assert (loss_percent("decode_tok_s", 200, 198), loss_percent("ttft_ms", 50, 51)) == (1, 2)
     assert (loss_percent("decode_tok_s", 200, 202), loss_percent("ttft_ms", 50, 49)) == (-1, -2)
-    for figure, worse in (("decode_tok_s", -1), ("ttft_ms", 1)):
-        edge = 100 + worse * THRESHOLDS_PERCENT[figure]
-        assert not is_lost(figure, 100, edge)
-        assert is_lost(figure, 100, edge + worse * 1e-6)
+    for figure, better in BETTER.items():
+        for prompt in (LONG - 1, LONG):
+            edge = 100 - better * may_lose(figure, prompt)
+            assert not is_lost(figure, prompt, 100, edge)
+            assert is_lost(figure, prompt, 100, edge - better * 1e-6)
+        assert may_lose(figure, LONG) < may_lose(figure, LONG - 1) == may_lose(figure, 1)
 
 
-FIRST, RATE = THRESHOLDS_PERCENT["ttft_ms"], THRESHOLDS_PERCENT["decode_tok_s"]
+FIRST, RATE = may_lose("ttft_ms", 256), may_lose("decode_tok_s", 256)
 
 
 @pytest.mark.parametrize(

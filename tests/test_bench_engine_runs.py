@@ -16,7 +16,7 @@ from plugin_doubles import Installer
 from mlxcel.cli.bench_engine import command
 from mlxcel.tools.bench import records
 from mlxcel.tools.model_choice import SHAPES
-from mlxcel.tools.regression import THRESHOLDS_PERCENT
+from mlxcel.tools.regression import allowed
 
 ROOT = Path(__file__).parent.parent
 QUICK = ("-n", 8, "--repeats", 2, "--warmup-tokens", 2, "--no-copy-bandwidth", "--backend", "reference-numpy")
@@ -341,7 +341,7 @@ def test_the_gate_ends_with_1_for_a_loss_and_0_without_one(bench: Bench, tmp_pat
         assert len(lines(ran, "row", code=code)) == 2
         assert re.search(rf"^{word} +decode_tok_s", ran.err, re.MULTILINE)
         assert ("of 2 figures are worse by more than they may" in ran.err) is (code == 1)
-        assert (f"{THRESHOLDS_PERCENT['decode_tok_s']:g} % of decode_tok_s" in ran.err) is (code == 1)
+        assert (allowed() in " ".join(ran.err.split())) is (code == 1)
 
 
 def test_the_gate_refuses_another_device_and_another_cell(bench: Bench, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from parameter_tables import lines
 from mlxcel.config import EngineConfig
 from mlxcel.memory_plan import storage_name
 from mlxcel.options import BY_NAME
-from mlxcel.tools.regression import THRESHOLDS_PERCENT
+from mlxcel.tools.regression import BETTER, LONG, may_lose
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/adr"
@@ -33,14 +33,14 @@ def decisions() -> Any:
 
 
 def in_force() -> dict[str, set[tuple[str, str]]]:
-    """Of each decision what is in force; of D32 by figure."""
+    """Of each decision what is in force; of D32 by figure and prompt."""
     config = EngineConfig.resolve({}, environ={"HOME": "/nowhere"})
     found = {
         "D30": str(BY_NAME["prefill_chunk"].default),
         "D31": storage_name(config, 1),
         "D33": str(BY_NAME["prefill_chunk_busy"].default),
     }
-    of_figures = {(figure, f"{most:g}") for figure, most in THRESHOLDS_PERCENT.items()}
+    of_figures = {(f"{figure} of {n}", f"{may_lose(figure, n):g}") for figure in BETTER for n in (256, 8192)}
     return {**{row: {("", value)} for row, value in found.items()}, "D32": of_figures}
 
 
@@ -80,7 +80,11 @@ def measured() -> list[list[str]]:
 @pytest.mark.parametrize("row", ["D30", "D31", "D32", "D33"])
 def test_the_code_holds_to_the_verdicts(row: str) -> None:
     """D30 to D33, whose values the specification names."""
-    verdicts = {(cells[3] if row == "D32" else "", cells[7]) for cells in measured() if cells[0] == row}
+    verdicts = {
+        (f"{cells[3]} of {cells[2].split(', ')[2]}" if row == "D32" else "", cells[7])
+        for cells in measured()
+        if cells[0] == row
+    }
     assert verdicts == in_force()[row]
     told = next(line for line in lines("engine.md", "## 9. Defaults") if line[0] == row)
     records = {cells[1] for cells in measured() if cells[0] == row}
@@ -195,13 +199,15 @@ def test_one_file_decides_what_its_arms_are_apart_in(decisions: Any, tmp_path: P
 
 
 def test_a_threshold_is_the_widest_null_difference_of_its_figure_rounded_up(decisions: Any, tmp_path: Path) -> None:
+    """Long prompts have thresholds of their own."""
     files = []
-    for place, noise in enumerate((0.4, 1.2)):
-        files.append(tmp_path / f"{place}.jsonl")
-        written(files[-1], *rounds(("",), {256: (0, 0)}, noise, steadier=2))
+    for prompt, noise in ((LONG - 1, 0.4), (256, 1.2), (LONG, 2.4), (8192, 0.2)):
+        files.append(tmp_path / f"{prompt}.jsonl")
+        written(files[-1], *rounds(("",), {prompt: (0, 0)}, noise, steadier=2))
     lines = decisions.rows("D32", files)
-    assert [line.split("|")[-2].strip() for line in lines] == ["1.5", "1", "1.5", "1"]
-    assert [line.split("|")[-3].strip() for line in lines] == ["0.40", "0.20", "1.20", "0.60"]
+    assert [line.split("|")[-2].strip() for line in lines] == [*["1.5", "1"] * 2, *["2.5", "1.5"] * 2]
+    noises = [line.split("|")[-3].strip() for line in lines]
+    assert noises == ["0.40", "0.20", "1.20", "0.60", "2.40", "1.20", "0.20", "0.10"]
     assert [decisions.threshold([noise]) for noise in (0.0, 0.5, 0.51, 3.0)] == [0.5, 0.5, 1.0, 3.0]
 
 

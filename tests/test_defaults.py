@@ -40,7 +40,7 @@ from mlxcel.serve_engine import serve
 from mlxcel.server.settings import ServerSettings, serving_config
 from mlxcel.text.end_ids import end_ids
 from mlxcel.text.generation_config import GenerationDefaults
-from mlxcel.tools.regression import THRESHOLDS_PERCENT
+from mlxcel.tools.regression import BETTER, LONG, may_lose
 from mlxcel_reference_numpy.backend import NumpyBackend
 
 ROOT = Path(__file__).parent.parent
@@ -252,7 +252,7 @@ def measured() -> None:
     """These stand in docs/adr/0007-unified-batch-native-engine.md: test_decisions.py."""
     assert default("prefill_chunk") >= 1
     assert storage_name(config(), 4) == "paged"
-    assert min(THRESHOLDS_PERCENT.values()) > 0
+    assert min(may_lose(figure, prompt) for figure in BETTER for prompt in (1, LONG)) > 0
 
 
 CHECKS: dict[str, Callable[[], None]] = {

@@ -18,15 +18,18 @@ RULE = Path(__file__).parent.parent.parent / "mlxcel" / "tools" / "regression.py
 
 @dataclass(frozen=True)
 class Rule:
-    """Percent that each metric that counts may lose, and its loss."""
+    """The metrics that count, what each may lose with a prompt of so many tokens and what it did, in percent; and all
+    that they may, in words."""
 
-    thresholds: Mapping[str, float]
+    metrics: tuple[str, ...]
+    most: Callable[[str, int], float]
+    words: str
     loss: Callable[[str, float, float], float]
 
 
 def rule() -> Rule:
     found = runpy.run_path(str(RULE))
-    return Rule(found["THRESHOLDS_PERCENT"], found["loss_percent"])
+    return Rule(tuple(found["BETTER"]), found["may_lose"], found["allowed"](), found["loss_percent"])
 
 
 def compare(base: Sequence[Record], records: Sequence[Record]) -> int:
@@ -79,7 +82,7 @@ def beside(base: Sequence[Record], records: Sequence[Record], rule: Rule) -> lis
     nulls = {null["name"] for null in of_kind(records, "header")[0]["nulls"]}
     found = []
     for record in summarise(records):
-        if record["metric"] not in rule.thresholds:
+        if record["metric"] not in rule.metrics:
             continue
         for arm, spread in record["arms"].items():
             if arm in nulls:
@@ -89,7 +92,7 @@ def beside(base: Sequence[Record], records: Sequence[Record], rule: Rule) -> lis
                 raise Refused(f"the earlier rounds have no {record['metric']} of {arm!r}: {cell_words(record)}")
             before, now = known["median"], spread["median"]
             loss = rule.loss(record["metric"], before, now)
-            lost = loss > rule.thresholds[record["metric"]]
+            lost = loss > rule.most(record["metric"], record["prompt_target_len"])
             found.append(Beside(cell_words(record), record["metric"], arm, before, now, loss, lost))
     return found
 
@@ -102,8 +105,7 @@ def other_extra(base: Sequence[Record], records: Sequence[Record]) -> Iterator[s
 
 
 def comparison_lines(found: Sequence[Beside], rule: Rule) -> Iterator[str]:
-    allowed = ", ".join(f"{most:g} % of {metric}" for metric, most in rule.thresholds.items())
-    yield f"against the earlier rounds; a loss counts of more than {allowed}"
+    yield f"against the earlier rounds; a loss counts of more than {rule.words}"
     for each in found:
         verdict = "LOST" if each.lost else "held"
         change = f"{abs(each.loss):.2f} % {'worse' if each.loss > 0 else 'better'}"

@@ -12,9 +12,9 @@ from typing import Any, Final
 import attrs
 
 from mlxcel.errors import MlxcelError, UsageError
-from mlxcel.tools.bench.cells import cell_of, cell_words
+from mlxcel.tools.bench.cells import SHAPE, cell_of, cell_words
 from mlxcel.tools.bench.records import TOOL
-from mlxcel.tools.regression import BETTER, THRESHOLDS_PERCENT, is_lost, loss_percent
+from mlxcel.tools.regression import BETTER, allowed, is_lost, loss_percent
 
 SAME: Final = ("device", "backend", "level", "dtype", "model", "quantisation", "params")
 """Fields of a header in which two runs must agree: figures of another device or model say nothing."""
@@ -41,7 +41,7 @@ class Verdict:
 
     @property
     def lost(self) -> bool:
-        return is_lost(self.figure, self.before, self.now)
+        return is_lost(self.figure, self.shape[SHAPE.index("prompt_target_len")], self.before, self.now)
 
     @property
     def line(self) -> str:
@@ -116,9 +116,8 @@ class Base:
 def require_held(verdicts: Sequence[Verdict]) -> None:
     """FiguresLost where one is."""
     if lost := sum(verdict.lost for verdict in verdicts):
-        allowed = ", ".join(f"{most:g} % of {figure}" for figure, most in THRESHOLDS_PERCENT.items())
         raise FiguresLost(
-            f"{lost} of {len(verdicts)} figures are worse by more than they may: {allowed}",
+            f"{lost} of {len(verdicts)} figures are worse by more than they may: {allowed()}",
             hint="measure both sides again in rounds (docs/benchmarking.md) before you believe it",
         )
 
