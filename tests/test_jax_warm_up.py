@@ -19,6 +19,7 @@ from mlxcel_jax_cuda import compile_ahead
 from mlxcel_jax_cuda.backend import JaxBackend
 from mlxcel_jax_cuda.compilations import compilations
 from mlxcel_jax_cuda.compile_ahead import Program, compile_together
+from mlxcel_jax_cuda.executables import Executables
 
 IDS = np.random.default_rng(5).integers(0, SMALL["vocab_size"], 100)
 
@@ -50,9 +51,21 @@ def test_each_program_is_compiled_once_and_none_afterwards(monkeypatch, formulas
     sizes = {"slots": slots, "context": 128, "chunk": 64, "max_logprobs": -1}
     sizes |= {"kv_store": PagedKV, "page_size": 64, "pages": 6} if formulas else {}
     made = real_engine(random_checkpoint(family(), shape), family(), backend=backend, **sizes)
+    names, make = [], Executables.make
+
+    def seen(self, programs, done):
+        listed = list(programs)
+        names.extend(each.name for each in listed)
+        make(self, listed, done)
+
+    monkeypatch.setattr(Executables, "make", seen)
     before = compilations().count
     backend.warm_up(told)
-    assert compilations().count - before == told.total
+    assert compilations().count - before == told.total == len(names)
+    draws = [name.startswith("draw, ") for name in names]
+    assert draws == sorted(draws, reverse=True)  # they compile for longest
+    assert any(draws)
+    assert not all(draws)
     # Two draws with a decode in them, and two runs of both; and three programs for pieces; or three for decode, and
     # pieces have its draws.
     # For scores a forward and three draws. The clearing of pages; and copies of them, where a page is no whole row.
