@@ -177,7 +177,8 @@ def _parity(kept: Kept) -> Iterator[str]:
     commit = _commits(kept)
     for file, report in kept.parity.items():
         known = commit if report["commit"] == "unknown" else report["commit"]
-        yield from (f"## {report['model']}: bits", "")
+        groups = ", ".join(dict.fromkeys(row["group"] for row in report["pairs"]))
+        yield from (f"## {report['model']}: bits ({groups})", "")
         yield (
             f"`mlxcel engine-parity`, record in {kept.link(file)}: {report['backend']} ({report['device']}, "
             f"{report['dtype']}, level {report['level']}), commit {known}, a prompt of "

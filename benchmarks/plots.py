@@ -17,6 +17,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from plot_points import Kind, Line, Point, Points, peer_points, read_points
 
 TITLES: Mapping[Kind, str] = {"context": "one row, by its context", "batch": "all rows together, by their number"}
@@ -57,8 +58,9 @@ def figure(shape: str, kind: Kind, points: Points, others: Sequence[str] = ()) -
     axes.minorticks_off()
     if kind == "batch":
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_minor_formatter("{x:,.0f}")
+        axes.yaxis.set_minor_formatter("")
     else:
         axes.set_ylim(bottom=0)
     axes.set_xlabel(AXES[kind])

@@ -147,7 +147,8 @@ class _Run:
                 f"{compiled} programs were compiled while the clock ran: the rows with a note are no measurement",
                 hint="more --warmup-tokens meet them before; compiled programs are kept for the next run",
             )
-        require_held(verdicts)
+        if self.base is not None:
+            self.say(require_held(verdicts))
 
     def _open(self, path: Path, cells: Sequence[Cell]) -> Client:
         rows = max(cell.batch for cell in cells)

@@ -113,13 +113,15 @@ class Base:
                 yield Verdict(shape, figure, _median(self.rows[shape], figure), _median(found, figure))
 
 
-def require_held(verdicts: Sequence[Verdict]) -> None:
-    """FiguresLost where one is."""
+def require_held(verdicts: Sequence[Verdict]) -> str:
+    """What is said where none is lost. FiguresLost where one is."""
     if lost := sum(verdict.lost for verdict in verdicts):
         raise FiguresLost(
             f"{lost} of {len(verdicts)} figures are worse by more than they may: {allowed()}",
-            hint="measure both sides again in rounds (docs/benchmarking.md) before you believe it",
+            hint="that is the noise of an H200: measure both sides again in rounds (docs/benchmarking.md) before you "
+            "believe it",
         )
+    return f"{len(verdicts)} of {len(verdicts)} figures held; they may be worse by {allowed()}"
 
 
 def _median(rows: Sequence[Record], figure: str) -> float:
