@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import signal
 import subprocess
 import sys
@@ -149,3 +151,18 @@ def test_lines_that_are_read_behind_the_end_count(monkeypatch: pytest.MonkeyPatc
     lines: list[str] = []
     assert process.run(python("print('one')"), timeout_s=PATIENCE, on_line=lines.append).exit_code == 0
     assert lines == ["one"]
+
+
+def test_the_script_needs_nothing_but_python() -> None:
+    """clients.md 7: it imports neither mlxcel nor jax, nor anything else that has to be installed."""
+    files = [BENCHMARKS / "engine_bench_rounds.py", *sorted((BENCHMARKS / "rounds").glob("*.py"))]
+    names: set[str] = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            found: Any = [node.module] if isinstance(node, ast.ImportFrom) else []
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else found
+            names |= {name.partition(".")[0] for name in found}
+    assert names - {"rounds", "__future__"} <= set(sys.stdlib_module_names)
+    rule = importlib.import_module("rounds.comparison").RULE
+    imports = [node for node in ast.walk(ast.parse(rule.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert {getattr(node, "module", "") for node in imports} <= {"__future__", "collections.abc", "typing"}

@@ -146,3 +146,16 @@ def test_the_widest_differences_are_stated_for_a_threshold() -> None:
 
 def test_no_row_at_all() -> None:
     assert text([header()]) == "no process gave a row"
+
+
+def test_the_threshold_is_the_engines() -> None:
+    """docs/spec/engine.md D32."""
+    from rounds import comparison
+
+    from mlxcel.tools import regression
+
+    rule = comparison.rule()
+    assert (rule.metrics, rule.words) == (tuple(regression.BETTER), regression.allowed())
+    cases = [(figure, prompt) for figure in regression.BETTER for prompt in (1, regression.LONG - 1, regression.LONG)]
+    assert [rule.most(*case) for case in cases] == [regression.may_lose(*case) for case in cases]
+    assert rule.loss("ttft_ms", 10, 11) == regression.loss_percent("ttft_ms", 10, 11)

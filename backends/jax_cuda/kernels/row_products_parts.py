@@ -39,12 +39,6 @@ def sums_of_parts(
         first, last = i * part, i == split - 1
 
         def scope(*sums: Any) -> tuple[Sums, Any]:
-            def step(k: Any, carry: Any) -> Any:
-                multiply(first + k, sums)
-                plgpu.wgmma_wait(len(sums))  # the step before has been read
-                release(first + k - 1)
-                return carry
-
             multiply(first, sums)
             so_far = total
             if before:
@@ -53,7 +47,7 @@ def sums_of_parts(
                 # Not later: registers would not suffice for the sums of all parts.
                 so_far = [lax.optimization_barrier(x) for x in added(total, made)]  # type: ignore[no-untyped-call]
             ready = prepare() if last else None
-            lax.fori_loop(1, part, step, 0)
+            _go_on(first, part, sums, multiply, release)
             if not last:
                 return of_part(i + 1, so_far, sums)
             plgpu.wgmma_wait(0)
@@ -64,6 +58,24 @@ def sums_of_parts(
         return found
 
     return of_part(0, [], ())
+
+
+def _go_on(
+    first: Any,
+    part: int,
+    sums: tuple[Any, ...],
+    multiply: Callable[[Any, tuple[Any, ...]], None],
+    release: Callable[[Any], None],
+) -> None:
+    """The steps of a part behind its first, which is under way; then the last one is."""
+
+    def step(k: Any, carry: Any) -> Any:
+        multiply(first + k, sums)
+        plgpu.wgmma_wait(len(sums))  # the step before has been read
+        release(first + k - 1)
+        return carry
+
+    lax.fori_loop(1, part, step, 0)
 
 
 def added(total: Sums, more: Sums) -> Sums:
@@ -94,14 +106,8 @@ def sums_with_room(
         first = i * part
 
         def scope(*sums: Any) -> Sums:
-            def step(k: Any, carry: Any) -> Any:
-                multiply(first + k, sums)
-                plgpu.wgmma_wait(len(sums))  # the step before has been read
-                release(first + k - 1)
-                return carry
-
             multiply(first, sums)
-            lax.fori_loop(1, part, step, 0)
+            _go_on(first, part, sums, multiply, release)
             plgpu.wgmma_wait(0)
             release(first + part - 1)
             return [acc[...] for acc in sums]
