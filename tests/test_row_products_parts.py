@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu
 
 from mlxcel_jax_cuda.kernels import row_products_parts
-from mlxcel_jax_cuda.kernels.row_products_parts import RUN, sums_of_parts, sums_with_room
+from mlxcel_jax_cuda.kernels.row_products_parts import RUN, added_in_order, sums_of_parts, sums_with_room
 
 STEPS = 8
 
@@ -84,3 +84,13 @@ def test_parts_are_added_in_index_order_wherever_they_are_kept(split, width, cou
     assert released == list(range(STEPS))
     assert ready == "ready"
     np.testing.assert_array_equal(sums, wanted)
+
+
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+def test_parts_that_are_there_are_added_in_index_order(split):
+    rng = np.random.default_rng(2)
+    parts = (rng.normal(size=(split, 2, 64, RUN)) * 10.0 ** rng.integers(-3, 4, (split, 1, 1, 1))).astype(np.float32)
+    wanted = parts[0].copy()
+    for part in parts[1:]:
+        wanted += part
+    np.testing.assert_array_equal(added_in_order(split, lambda i: list(parts[i])), wanted)

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels.mosaic import TILED, across, launch, load, plgpu, shaped, store
 from mlxcel_jax_cuda.kernels.row_products_ends import End
 from mlxcel_jax_cuda.kernels.row_products_order import banded
-from mlxcel_jax_cuda.kernels.row_products_parts import sums_of_parts
+from mlxcel_jax_cuda.kernels.row_products_parts import Sums, added_in_order, sums_of_parts
 from mlxcel_jax_cuda.kernels.row_products_stream import inverse_rms
 from mlxcel_jax_cuda.kernels.row_products_tiled import END_COLUMNS, of_tokens
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
@@ -190,9 +190,11 @@ def ended(
         own, made = of_tokens(extra_g, extra_axes, tokens), of_tokens(outs_g, out_axes, tokens)
         ready = end.before(item, number, own)
         scale = None if eps is None else inverse_rms(squares_g.at[:, tokens], weight.depth, eps)
-        sums = [load(parts_g.at[0, item * pair + i, :, tokens]) for i in range(pair)]
-        for part in range(1, S):
-            sums = [total + load(parts_g.at[part, item * pair + i, :, tokens]) for i, total in enumerate(sums)]
+
+        def part(number: int) -> Sums:
+            return [load(parts_g.at[number, item * pair + i, :, tokens]) for i in range(pair)]
+
+        sums = added_in_order(S, part)
         if scale is not None:
             sums = [total * across(scale, END_COLUMNS) for total in sums]
         end.finish(sums, item, number, ready, own, made, own_s)

@@ -83,6 +83,14 @@ def added(total: Sums, more: Sums) -> Sums:
     return [a + b for a, b in zip(total, more, strict=True)] if total else more
 
 
+def added_in_order(split: int, part: Callable[[int], Sums]) -> Sums:
+    """The sums of parts that are there: `part` gives those of the i-th."""
+    total = part(0)
+    for i in range(1, split):
+        total = added(total, part(i))
+    return total
+
+
 def sums_with_room(
     split: int,
     steps: int,
