@@ -9,6 +9,7 @@ that this does not show in the bits.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax.experimental import pallas as pl
 from mlxcel_jax_cuda.kernels.mosaic import TILED, across, launch, load, plgpu, shaped, store
 from mlxcel_jax_cuda.kernels.row_products_ends import End
 from mlxcel_jax_cuda.kernels.row_products_order import banded
-from mlxcel_jax_cuda.kernels.row_products_parts import Sums, added_in_order, sums_of_parts
+from mlxcel_jax_cuda.kernels.row_products_parts import added_in_order, sums_of_parts
 from mlxcel_jax_cuda.kernels.row_products_stream import inverse_rms
 from mlxcel_jax_cuda.kernels.row_products_tiled import END_COLUMNS, of_tokens
 from mlxcel_jax_cuda.kernels.row_products_weight import Stacked, Weight, check_tiles
@@ -191,8 +192,8 @@ def ended(
         ready = end.before(item, number, own)
         scale = None if eps is None else inverse_rms(squares_g.at[:, tokens], weight.depth, eps)
 
-        def part(number: int) -> Sums:
-            return [load(parts_g.at[number, item * pair + i, :, tokens]) for i in range(pair)]
+        def part(number: int) -> Iterator[jax.Array]:
+            return (load(parts_g.at[number, item * pair + i, :, tokens]) for i in range(pair))
 
         sums = added_in_order(S, part)
         if scale is not None:

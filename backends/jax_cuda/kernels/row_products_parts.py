@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -78,14 +78,14 @@ def _go_on(
     lax.fori_loop(1, part, step, 0)
 
 
-def added(total: Sums, more: Sums) -> Sums:
+def added(total: Sums, more: Iterable[jax.Array]) -> Sums:
     """Of the parts of a depth those so far, if there are any, and the next."""
-    return [a + b for a, b in zip(total, more, strict=True)] if total else more
+    return [a + b for a, b in zip(total, more, strict=True)] if total else list(more)
 
 
-def added_in_order(split: int, part: Callable[[int], Sums]) -> Sums:
-    """The sums of parts that are there: `part` gives those of the i-th."""
-    total = part(0)
+def added_in_order(split: int, part: Callable[[int], Iterable[jax.Array]]) -> Sums:
+    """The sums of parts that are there, each [64, N]: `part` gives those of the i-th one by one, as they are added."""
+    total = list(part(0))
     for i in range(1, split):
         total = added(total, part(i))
     return total
